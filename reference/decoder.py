@@ -1,0 +1,260 @@
+"""The decode loop: prefill, then rounds of propose, verify, commit, on a state that can be copied.
+
+It knows when what is forwarded, and keeps the one contract of this package: between rounds, and after every
+kind of end, both caches hold exactly the committed tokens, that is the history without its last token.
+What is proposed, and what is accepted, it leaves to the drafter and the acceptance rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import KW_ONLY, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.acceptance import RULES, AcceptanceRule, Verdict
+from reference.cache import KVCache
+from reference.drafters import Drafter
+from reference.errors import CacheLengthError, DecodingFault, EmptyPrompt, InvalidSetting
+from reference.randomness import Randomness
+from reference.sampling import LogitsProcessor, next_distribution
+from reference.state import DecoderState
+from reference.transformer import Activations, LanguageModel, advance, check_tokens
+from reference.values import DraftBlock, Finish, GeneratedToken, Round, SamplingParams
+
+Floats = NDArray[np.float64]
+
+__all__ = ["Decoder", "DecoderState"]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A speculative decoder.
+
+    Attributes:
+        target: the model whose distribution is kept.
+        rule: a name in `acceptance.RULES`, or a rule of your own.
+        sampling: makes p of the target's logits.
+        randomness: makes every choice that is not the drafter's.
+        num_draft_tokens: the most proposals per round; 0 decodes plainly.
+        stop_tokens: emitting one of them ends the turn; it is the last token emitted.
+        processors: logits processors of the target.
+
+    Raises:
+        InvalidSetting: an unknown rule, a negative num_draft_tokens, `greedy` above temperature 0.
+    """
+
+    target: LanguageModel
+    _: KW_ONLY
+    rule: str | AcceptanceRule
+    sampling: SamplingParams
+    randomness: Randomness
+    num_draft_tokens: int
+    stop_tokens: frozenset[int] = frozenset()
+    processors: Sequence[LogitsProcessor] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rule, str) and self.rule not in RULES:
+            raise InvalidSetting(f"no acceptance rule is named {self.rule!r}; give one of {', '.join(RULES)}")
+        if self.num_draft_tokens < 0:
+            raise InvalidSetting(
+                f"num_draft_tokens is {self.num_draft_tokens}; give an integer >= 0 (0 drafts nothing)"
+            )
+        if self.acceptance.name == "greedy" and self.sampling.temperature != 0:
+            raise InvalidSetting(
+                f"rule 'greedy' with temperature {self.sampling.temperature} does not keep the target's distribution; "
+                "set temperature 0, or take another rule"
+            )
+
+    @property
+    def acceptance(self) -> AcceptanceRule:
+        """The rule itself."""
+        return RULES[self.rule] if isinstance(self.rule, str) else self.rule
+
+    # ---------------------------------------------------------------------------------------------- one round
+
+    def step(self, state: DecoderState) -> Round:
+        """One round: propose, verify, commit. After any exception the state is as it was before.
+
+        At its start both caches hold P + E - 1 rows, at its end P + E' - 1: E' = E + a + 1 unless a stop cut the block.
+
+        Raises:
+            InvalidSetting: the turn has ended.
+            DecodingFault: a model or the drafter broke its contract.
+        """
+        if state.finish is not None:
+            raise InvalidSetting(f"this turn has ended ({state.finish}); begin the next one with extend")
+        try:
+            block = self._propose(state)
+            p, verified = self._verify(state, block)
+            q = [distribution.dense() for distribution in block.distributions]
+            verdict = self.acceptance.decide(p, q, block.tokens, self.randomness, len(state.history))
+            round_ = self._report(state, block, p, q, verdict)
+            self._commit(state, round_)
+        except BaseException:
+            state.roll_back()
+            raise
+        self._record(state, block, round_, verified.hidden)
+        return round_
+
+    def _propose(self, state: DecoderState) -> DraftBlock:
+        """Up to k proposals; one place of the budget is left for the target's own token."""
+        remaining = state.max_tokens - len(state.emitted)
+        budget = min(self.num_draft_tokens, remaining - 1)
+        block = state.drafter.propose(state.history, state.target_hidden, budget)
+        if len(block) > budget:
+            raise DecodingFault(
+                f"the drafter proposed {len(block)} tokens with a budget of {budget}; it must not exceed it"
+            )
+        return block
+
+    def _verify(self, state: DecoderState, block: DraftBlock) -> tuple[list[Floats], Activations]:
+        """One pass over the pending token and all proposals: k + 1 new rows, p_0 .. p_k."""
+        activations = advance(self.target, [state.history[-1], *block.tokens], state.target_cache)  # [k + 1, V]
+        p = [self._distribution(activations, i, [*state.history, *block.tokens[:i]]) for i in range(len(block) + 1)]
+        return p, activations
+
+    def _report(
+        self, state: DecoderState, block: DraftBlock, p: list[Floats], q: list[Floats], verdict: Verdict
+    ) -> Round:
+        """What the round decided: the accepted proposals and the verdict's token, cut behind the first stop token."""
+        a, drafted = verdict.num_accepted, block.tokens
+        emitted = self._until_stop([*drafted[:a], verdict.token])
+        tested = range(min(a + 1, len(drafted)))
+        return Round(
+            drafted=drafted,
+            num_accepted=a,
+            emitted=tuple(emitted),
+            p=tuple(float(p[i][token]) for i, token in enumerate(drafted)),
+            q=tuple(float(q[i][token]) for i, token in enumerate(drafted)),
+            sum_min=tuple(float(np.minimum(p[i], q[i]).sum()) for i in tested),
+            sum_prod=tuple(float((p[i] * q[i]).sum()) for i in tested),
+            finish=self._finish(emitted[-1], len(state.emitted) + len(emitted), state.max_tokens),
+        )
+
+    def _commit(self, state: DecoderState, round_: Round) -> None:
+        """Leave in the caches what is committed now. The history itself is still the old one."""
+        history = [*state.history, *round_.emitted]
+        # The target holds k + 1 new rows and keeps those of the pending token and of all emitted ones but the last.
+        state.target_cache.trim(len(round_.drafted) + 1 - len(round_.emitted))
+        # The drafter holds k new rows (`eager`: k + 1), so it may have to forward the last proposal.
+        if round_.finish is None:
+            state.drafter.commit(history)
+        else:
+            state.drafter.settle(history)
+
+    def _record(self, state: DecoderState, block: DraftBlock, round_: Round, hidden: Floats) -> None:
+        """The round stands."""
+        state.history.extend(round_.emitted)
+        state.tokens.extend(
+            GeneratedToken(token, i < round_.num_accepted, state.num_rounds) for i, token in enumerate(round_.emitted)
+        )
+        state.target_hidden = hidden[: len(round_.emitted)]
+        state.block, state.finish, state.num_rounds = block, round_.finish, state.num_rounds + 1
+
+    # ------------------------------------------------------------------------------------------- begin a turn
+
+    def prefill(self, prompt: Sequence[int], drafter: Drafter, max_tokens: int,
+                target_cache: KVCache | None = None) -> DecoderState:  # fmt: skip
+        """Forward the prompt through both models and draw the first token: E = 1, both caches hold P rows.
+
+        Given caches (`target_cache`, the drafter's) must hold rows of a prefix of the prompt; only the rest is
+        forwarded. After an exception they hold what they held before. With max_tokens = 0 nothing is drawn: E = 0,
+        P - 1 rows.
+
+        Raises:
+            EmptyPrompt, TokenOutOfRange: the prompt is refused.
+            InvalidSetting: max_tokens < 0.
+            VocabularyMismatch: the drafter is not one for this target.
+            CacheLengthError: a given cache holds more than P - 1 rows.
+            DecodingFault: a model or the drafter broke its contract.
+        """
+        prompt = [int(token) for token in prompt]
+        cache = self.target.new_cache() if target_cache is None else target_cache
+        self._check_turn(prompt, drafter, max_tokens, cache)
+        held, draft_held = cache.offset, _rows(drafter)
+        try:
+            if max_tokens == 0:
+                if held < len(prompt) - 1:
+                    advance(self.target, prompt[held:-1], cache)
+                drafter.settle(prompt)
+                return DecoderState(prompt, len(prompt), 0, cache, drafter, finish="length")
+            activations = advance(self.target, prompt[held:], cache)  # [P - held, V]
+            p = self._distribution(activations, -1, prompt)
+            # A round without proposals: the rule makes a plain draw from p.
+            token = self.acceptance.decide([p], [], [], self.randomness, len(prompt)).token
+            history = [*prompt, token]
+            drafter.settle(history)
+        except BaseException:
+            cache.trim_to(held)
+            drafter.rollback(prompt[: draft_held + 1])
+            raise
+        first = GeneratedToken(token, from_draft=False, round_index=-1)
+        finish = self._finish(token, 1, max_tokens)
+        return DecoderState(
+            history, len(prompt), max_tokens, cache, drafter, activations.hidden, [first], finish=finish
+        )
+
+    def extend(self, state: DecoderState, tokens: Sequence[int], max_tokens: int) -> DecoderState:
+        """Begin the next turn: `tokens` (perhaps none) follow the history. `state` is used up: its caches go on."""
+        return self.prefill([*state.history, *tokens], state.drafter, max_tokens, state.target_cache)
+
+    def _check_turn(self, prompt: Sequence[int], drafter: Drafter, max_tokens: int, cache: KVCache) -> None:
+        if not prompt:
+            raise EmptyPrompt("the prompt is empty; there is no position to predict from: give at least one token")
+        check_tokens(prompt, self.target)
+        if max_tokens < 0:
+            raise InvalidSetting(f"max_tokens is {max_tokens}; give an integer >= 0")
+        drafter.check_vocabulary(self.target)
+        for owner, rows in (("target", cache.offset), ("draft", _rows(drafter))):
+            if rows > len(prompt) - 1:
+                raise CacheLengthError(
+                    f"{owner} cache holds {rows} rows, a prompt of {len(prompt)} tokens allows {len(prompt) - 1}: its "
+                    "last token must be forwarded; trim the cache to what it shares with the prompt, or pass a new one"
+                )
+
+    # ------------------------------------------------------------------------------------------ run to the end
+
+    def generate(self, state: DecoderState) -> Generator[GeneratedToken, None, None]:
+        """Hand out tokens until the turn ends, those that are waiting first.
+
+        A round is committed before its first token is handed out. Closing the iterator takes back what was not: the
+        history ends with the last token delivered, and `generate` on the same state goes on from there.
+        """
+        while True:
+            yield from self._deliver(state)
+            if state.finish is not None:
+                return
+            self.step(state)
+
+    def _deliver(self, state: DecoderState) -> Generator[GeneratedToken, None, None]:
+        while state.delivered < len(state.tokens):
+            state.delivered += 1
+            try:
+                yield state.tokens[state.delivered - 1]
+            except BaseException:  # closed by the caller
+                state.take_back_undelivered()
+                raise
+
+    # ------------------------------------------------------------------------------------------------- details
+
+    def _distribution(self, activations: Activations, row: int, context: Sequence[int]) -> Floats:
+        return next_distribution(activations.logits[row], context, self.sampling, self.processors, self.target.name)
+
+    def _until_stop(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Cut behind the first stop token."""
+        for i, token in enumerate(tokens):
+            if token in self.stop_tokens:
+                return tokens[: i + 1]
+        return tokens
+
+    def _finish(self, last: int, num_emitted: int, max_tokens: int) -> Finish | None:
+        if last in self.stop_tokens:
+            return "stop"
+        return "length" if num_emitted == max_tokens else None
+
+
+def _rows(drafter: Drafter) -> int:
+    """Rows in the drafter's cache; 0 where it has none."""
+    return 0 if drafter.cache is None else drafter.cache.offset

@@ -1,0 +1,227 @@
+"""Who proposes: the protocol of a drafter, and the drafter that is a smaller language model.
+
+A drafter owns its cache. It never remembers a position beside it: what to forward follows, on every call,
+from the history it is given and the rows its cache holds. What the target makes of a proposal is not its business.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.cache import KVCache
+from reference.errors import InvalidSetting, VocabularyMismatch
+from reference.randomness import Randomness
+from reference.sampling import LogitsProcessor, next_distribution
+from reference.transformer import LanguageModel, advance
+from reference.values import DraftBlock, DraftDistribution, SamplingParams
+
+Floats = NDArray[np.float64]
+Schedule = Literal["catch_up", "eager", "deferred"]
+Draw = Callable[[Floats, int], int]
+"""(q [V], index in the history of the token to be drawn) -> token."""
+
+
+class Drafter(Protocol):
+    """What a decoder needs of a drafter.
+
+    `history` is always prompt + emitted tokens, the last of which is pending: in no cache yet.
+    """
+
+    @property
+    def cache(self) -> KVCache | None:
+        """Its rows; None for a drafter without a model."""
+        ...
+
+    def check_vocabulary(self, target: LanguageModel) -> None:
+        """Raises `VocabularyMismatch` unless it numbers its tokens as the target does."""
+        ...
+
+    def propose(self, history: Sequence[int], target_hidden: Floats | None, budget: int) -> DraftBlock:
+        """At most `budget` tokens to follow the history, each with the q it was drawn from.
+
+        `target_hidden` [n, D]: the target's hidden states of the tokens committed last, for drafters built on them.
+        """
+        ...
+
+    def commit(self, history: Sequence[int]) -> None:
+        """A round is decided, this is the history now: drop what was rejected, catch up as the schedule says."""
+        ...
+
+    def settle(self, history: Sequence[int]) -> None:
+        """Make the cache hold exactly `history[:-1]`: after prefill, and at every end."""
+        ...
+
+    def rollback(self, history: Sequence[int]) -> None:
+        """Undo a round that failed: drop all rows behind `history[:-1]`. Forwards nothing, never raises."""
+        ...
+
+    def copy(self) -> Self:
+        """An independent drafter in the same state; it shares the model and the source of randomness."""
+        ...
+
+
+class DraftModel:
+    """A language model that drafts by sampling.
+
+    Schedules differ in when the last proposal d_{k-1}, drawn but not needed as an input, is forwarded:
+
+    - `catch_up`: in `commit`, and only if the round accepted everything. Exactly the committed rows between rounds.
+    - `eager`: in `propose`, always; one forward more per round, never one in `commit`.
+    - `deferred`: in the next round, together with the pending token. Between rounds the cache may be one row short.
+
+    Args:
+        model: the drafter's own model.
+        sampling: makes q of its logits; need not be the target's.
+        randomness: draws the proposals, unless `draw` is given.
+        schedule: see above.
+        min_prob: the block ends where the most probable token has less than this. Decided *before* the draw, from q
+            alone: judging the token that was drawn would bias the output, since proposals would no longer follow q.
+        max_draft: the most proposals per round, whatever the caller's budget.
+        draw: how to draw; the `coupled` rule wants `randomness.coupled_categorical`.
+        processors: logits processors, applied as to the target.
+        cache: rows to start from, of a prefix of the first history (a warm start).
+        target: compare vocabularies with this model now, not at prefill.
+
+    Raises:
+        InvalidSetting: unknown schedule, negative min_prob or max_draft.
+        VocabularyMismatch: model and `target` number their tokens differently.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        sampling: SamplingParams,
+        randomness: Randomness,
+        *,
+        schedule: Schedule = "catch_up",
+        min_prob: float = 0.0,
+        max_draft: int | None = None,
+        draw: Draw | None = None,
+        processors: Sequence[LogitsProcessor] = (),
+        cache: KVCache | None = None,
+        target: LanguageModel | None = None,
+    ) -> None:
+        if schedule not in get_args(Schedule):
+            raise InvalidSetting(f"schedule is {schedule!r}; give one of {', '.join(get_args(Schedule))}")
+        if not min_prob >= 0:
+            raise InvalidSetting(f"min_prob is {min_prob}; give a number >= 0 (0 never stops a block)")
+        if max_draft is not None and max_draft < 0:
+            raise InvalidSetting(f"max_draft is {max_draft}; give an integer >= 0, or None for no limit")
+        self.model = model
+        self.sampling = sampling
+        self.randomness = randomness
+        self.schedule = schedule
+        self.min_prob = min_prob
+        self.max_draft = max_draft
+        self.draw = draw
+        self.processors = tuple(processors)
+        self.cache = model.new_cache() if cache is None else cache
+        if target is not None:
+            self.check_vocabulary(target)
+
+    def check_vocabulary(self, target: LanguageModel) -> None:
+        """Raises `VocabularyMismatch` unless sizes and, where both are known, tokens agree."""
+        check_vocabularies(target.vocab_size, self.model.vocab_size, tokens_of(target), tokens_of(self.model))
+
+    def synced_len(self, history: Sequence[int]) -> int:
+        """How many tokens of the history the cache holds."""
+        return min(self.cache.offset, len(history))
+
+    def propose(self, history: Sequence[int], target_hidden: Floats | None, budget: int) -> DraftBlock:
+        """Up to min(budget, max_draft) proposals, drawn one after the other.
+
+        Raises:
+            HiddenCache: the model did not write to the cache.
+            NonFiniteLogits: NaN or infinite logits.
+        """
+        k = budget if self.max_draft is None else min(budget, self.max_draft)
+        if k <= 0 or not history:
+            return DraftBlock()
+        self._drop_rows_from(len(history) - 1)
+        tokens: list[int] = []
+        distributions: list[DraftDistribution] = []
+        while len(tokens) < k:
+            context = [*history, *tokens]
+            logits = advance(self.model, context[self.cache.offset :], self.cache).logits[-1]  # [T, V] -> [V]
+            q = next_distribution(logits, context, self.sampling, self.processors, self.model.name)
+            if q.max() < self.min_prob:
+                break
+            tokens.append(self._draw(q, len(context)))
+            distributions.append(DraftDistribution.from_dense(q))
+        if self.schedule == "eager":
+            self._feed([*history, *tokens])
+        return DraftBlock(tuple(tokens), tuple(distributions))
+
+    def commit(self, history: Sequence[int]) -> None:
+        """Trim to the committed tokens, and forward those that are missing: all, or (`deferred`) all but one.
+
+        After a full acceptance one row is missing, and no trim can express that (lablup/mlxcel#994).
+        """
+        self._drop_rows_from(len(history) - 1)
+        allowed_lag = 1 if self.schedule == "deferred" else 0
+        self._feed(history[: max(len(history) - 1 - allowed_lag, 0)])
+
+    def settle(self, history: Sequence[int]) -> None:
+        """Trim to the committed tokens, and forward every one that is missing."""
+        self._drop_rows_from(len(history) - 1)
+        self._feed(history[:-1])
+
+    def rollback(self, history: Sequence[int]) -> None:
+        """Trim to the committed tokens, whatever layer a failed forward stopped at."""
+        self.cache.trim_to(max(len(history) - 1, 0))
+
+    def copy(self) -> Self:
+        """The same drafter with a cache of its own."""
+        twin = copy.copy(self)
+        twin.cache = self.cache.copy()
+        return twin
+
+    def _draw(self, q: Floats, position: int) -> int:
+        return self.randomness.categorical(q) if self.draw is None else self.draw(q, position)
+
+    def _drop_rows_from(self, length: int) -> None:
+        """Trim to at most `length` rows."""
+        self.cache.trim(max(self.cache.offset - length, 0))
+
+    def _feed(self, tokens: Sequence[int]) -> None:
+        """Forward what the cache does not hold of `tokens`, from position 0 on."""
+        missing = tokens[self.cache.offset :]
+        if missing:
+            advance(self.model, missing, self.cache)
+
+
+def tokens_of(model: LanguageModel) -> Mapping[str, int] | None:
+    """The tokenizer's vocabulary of a model that has it with it (`Transformer.tokens`), else None."""
+    tokens: Mapping[str, int] | None = getattr(model, "tokens", None)
+    return tokens
+
+
+def check_vocabularies(
+    target_size: int,
+    draft_size: int,
+    target_tokens: Mapping[str, int] | None = None,
+    draft_tokens: Mapping[str, int] | None = None,
+) -> None:
+    """Refuse a drafter whose token ids do not mean what the target's mean.
+
+    Raises:
+        VocabularyMismatch: the sizes differ; or both tokenizers are given and number a token differently.
+    """
+    if target_size != draft_size:
+        raise VocabularyMismatch(
+            f"the target has {target_size} tokens, the drafter {draft_size}; proposals are verified by id, so ids must "
+            "mean the same: use a drafter with the target's tokenizer and (padded) vocabulary size"
+        )
+    if target_tokens is None or draft_tokens is None or target_tokens == draft_tokens:
+        return
+    token = min(t for t in target_tokens.keys() | draft_tokens.keys() if target_tokens.get(t) != draft_tokens.get(t))
+    raise VocabularyMismatch(
+        f"target and drafter both have {target_size} ids, but {token!r} is {target_tokens.get(token)} for the target, "
+        f"{draft_tokens.get(token)} for the drafter, so proposals would mean other words: "
+        "use a drafter with the target's tokenizer"
+    )

@@ -1,0 +1,56 @@
+"""Every typed error of the project, in one small hierarchy.
+
+`InvalidInput` (a `ValueError`): the call was wrong; nothing was changed.
+`DecodingFault` (a `RuntimeError`): a model or a drafter broke its contract during decoding; the
+decoder is left at its last round boundary.
+
+A message names the offending value, says why it is refused and what to do instead.
+"""
+
+
+class SpeculationError(Exception):
+    """Base of every error raised on purpose by `reference`, `mlx_impl` and `specproof`."""
+
+
+class InvalidInput(SpeculationError, ValueError):
+    """The call was wrong: an argument is refused before anything is changed."""
+
+
+class EmptyPrompt(InvalidInput):
+    """A prompt without tokens: there is no position to predict from."""
+
+
+class TokenOutOfRange(InvalidInput):
+    """A token id outside 0 .. vocab_size - 1."""
+
+
+class InvalidSetting(InvalidInput):
+    """A setting outside its range: k, temperature, top_p, max_tokens, an unknown rule and the like."""
+
+
+class VocabularyMismatch(InvalidInput):
+    """Target and drafter do not number their tokens alike."""
+
+
+class CheckpointError(InvalidInput):
+    """A folder that is not a readable Hugging Face Llama checkpoint."""
+
+
+class CacheLengthError(InvalidInput):
+    """A cache holds more, or fewer, rows than the call needs. It is never cut silently."""
+
+
+class DecodingFault(SpeculationError, RuntimeError):
+    """A model or a drafter broke its contract while decoding."""
+
+
+class NonFiniteLogits(DecodingFault):
+    """NaN or infinite logits. The message names the model and the position."""
+
+
+class HiddenCache(DecodingFault):
+    """A model's forward left the cache it was given unchanged, so no drafter can roll it back."""
+
+
+class DishonestDraft(DecodingFault):
+    """A drafted token has no mass under the distribution it is said to be drawn from."""

@@ -1,0 +1,95 @@
+"""A drafter without a model: what followed the last time these tokens occurred will follow again.
+
+The proposals are certain given the history, so every q is a point mass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.drafters import check_vocabularies
+from reference.errors import InvalidSetting
+from reference.transformer import LanguageModel
+from reference.values import DraftBlock, DraftDistribution
+
+Occurrence = Literal["recent", "first"]
+
+
+@dataclass(frozen=True)
+class PromptLookup:
+    """N-gram lookup in prompt and output (Saxena 2023).
+
+    The last n tokens of the history are looked for earlier in it, for n from `max_ngram` down to `min_ngram`; the
+    tokens behind the first hit are proposed, up to the history's end. Engines differ in which occurrence they
+    take and whether n is fixed (`max_ngram == min_ngram`), so both are settings.
+
+    Attributes:
+        vocab_size: V of the target.
+        max_ngram, min_ngram: the longest and the shortest n.
+        occurrence: of several, the most recent or the first.
+        max_draft: the most proposals per round, whatever the caller's budget.
+
+    Raises:
+        InvalidSetting: not 1 <= min_ngram <= max_ngram, an unknown occurrence, a negative max_draft.
+    """
+
+    vocab_size: int
+    max_ngram: int = 3
+    min_ngram: int = 1
+    occurrence: Occurrence = "recent"
+    max_draft: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_ngram <= self.max_ngram:
+            raise InvalidSetting(
+                f"min_ngram is {self.min_ngram}, max_ngram {self.max_ngram}; give 1 <= min_ngram <= max_ngram"
+            )
+        if self.occurrence not in get_args(Occurrence):
+            raise InvalidSetting(f"occurrence is {self.occurrence!r}; give one of {', '.join(get_args(Occurrence))}")
+        if self.max_draft is not None and self.max_draft < 0:
+            raise InvalidSetting(f"max_draft is {self.max_draft}; give an integer >= 0, or None for no limit")
+
+    @property
+    def cache(self) -> None:
+        """It has none."""
+        return None
+
+    def check_vocabulary(self, target: LanguageModel) -> None:
+        """Raises `VocabularyMismatch` unless the sizes agree."""
+        check_vocabularies(target.vocab_size, self.vocab_size)
+
+    def propose(self, history: Sequence[int], target_hidden: NDArray[np.float64] | None, budget: int) -> DraftBlock:
+        """The tokens that followed the longest n-gram found; none where nothing is found."""
+        k = budget if self.max_draft is None else min(budget, self.max_draft)
+        start = self._continuation(list(history))
+        if k <= 0 or start is None:
+            return DraftBlock()
+        tokens = tuple(history[start : start + k])
+        return DraftBlock(tokens, tuple(DraftDistribution.point_mass(token, self.vocab_size) for token in tokens))
+
+    def _continuation(self, history: list[int]) -> int | None:
+        """Index of the token behind an earlier occurrence of the history's last tokens."""
+        for n in range(self.max_ngram, self.min_ngram - 1, -1):
+            starts = range(len(history) - n)
+            for start in starts if self.occurrence == "first" else reversed(starts):
+                if history[start : start + n] == history[-n:]:
+                    return start + n
+        return None
+
+    def commit(self, history: Sequence[int]) -> None:
+        """Nothing to do: it holds no state."""
+
+    def settle(self, history: Sequence[int]) -> None:
+        """Nothing to do: it holds no state."""
+
+    def rollback(self, history: Sequence[int]) -> None:
+        """Nothing to do: it holds no state."""
+
+    def copy(self) -> Self:
+        """Itself: it holds no state."""
+        return self

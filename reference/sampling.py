@@ -1,0 +1,156 @@
+"""From logits to the distribution a token is really drawn from: one path for target and drafter.
+
+It knows sampling parameters and logits processors; who draws, and with which randomness, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.errors import InvalidSetting, NonFiniteLogits
+from reference.values import SamplingParams
+
+Floats = NDArray[np.float64]
+
+LogitsProcessor = Callable[[Sequence[int], Floats], Floats]
+"""(all tokens before the one to be drawn, its logits [V]) -> logits [V]. -inf bans a token.
+
+It must be a function of its arguments: in a round it is called once per position, with contexts that may
+hold proposals which are then rejected.
+"""
+
+
+def next_distribution(logits: Floats, context: Sequence[int], params: SamplingParams,
+                      processors: Sequence[LogitsProcessor], model_name: str) -> Floats:  # fmt: skip
+    """The distribution [V] of the token after `context`, from the model's raw logits [V] there.
+
+    Raises:
+        NonFiniteLogits: NaN or infinite logits from the model; or, from the processors, NaN, +inf or all -inf.
+    """
+    position = len(context) - 1
+    check_finite(logits, model_name, position)
+    for processor in processors:
+        logits = processor(context, logits)
+    if np.isnan(logits).any() or logits.max() in (np.inf, -np.inf):
+        raise NonFiniteLogits(
+            f"the logits processors left no distribution for {model_name} at position {position} "
+            f"(highest logit {logits.max()}); they may ban tokens with -inf, but not all, and give no NaN"
+        )
+    return distribution(logits, params, context)
+
+
+def check_finite(logits: Floats, model_name: str, first_position: int) -> None:
+    """Refuse NaN and infinite logits [T, V] or [V], whose (first) row belongs to the token at `first_position`.
+
+    Raises:
+        NonFiniteLogits: names the model, the position and the token.
+    """
+    rows = np.atleast_2d(logits)
+    bad = np.argwhere(~np.isfinite(rows))
+    if len(bad):
+        row, token = bad[0]
+        raise NonFiniteLogits(
+            f"{model_name} gave the logit {rows[row, token]} for token {token} at position {first_position + row}; "
+            "no distribution follows from it: check the model's weights and precision"
+        )
+
+
+def distribution(logits: Floats, params: SamplingParams, context: Sequence[int]) -> Floats:
+    """The exact distribution [V] that `params` make of logits [V] after the tokens of `context`.
+
+    Steps, in this order: penalties, logit bias, temperature, top-k, top-p, min-p. Each filter renormalises, so that
+    top-p is a share of what top-k kept. Logits of -inf stay without mass.
+    """
+    logits = with_penalties(np.asarray(logits, dtype=np.float64), params, context)
+    logits = with_bias(logits, params.logit_bias)
+    if params.temperature == 0:
+        return point_mass(int(np.argmax(logits)), len(logits))  # argmax: ties to the lowest id
+    probabilities = softmax(logits, params.temperature)
+    probabilities = keep_top_k(probabilities, params.top_k)
+    probabilities = keep_top_p(probabilities, params.top_p)
+    return keep_min_p(probabilities, params.min_p)
+
+
+def with_penalties(logits: Floats, params: SamplingParams, context: Sequence[int]) -> Floats:
+    """Repetition (CTRL), presence and frequency penalties on the tokens in the window. [V] -> [V]."""
+    if not params.has_penalties:
+        return logits
+    window = context[-params.penalty_window :]  # [-0:] is all of it
+    counts = np.bincount(np.asarray(window, dtype=np.int64), minlength=len(logits))  # [V]
+    penalty = params.repetition_penalty
+    repeated = np.where(logits > 0, logits / penalty, logits * penalty)
+    penalised: Floats = np.where(counts > 0, repeated, logits)
+    penalised -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
+    return penalised
+
+
+def with_bias(logits: Floats, bias: Mapping[int, float]) -> Floats:
+    """[V] -> [V].
+
+    Raises:
+        InvalidSetting: a bias for a token outside the vocabulary.
+    """
+    biased = logits.copy()
+    for token, value in bias.items():
+        if token >= len(logits):
+            raise InvalidSetting(f"logit_bias names token {token}; give ids inside the vocabulary 0..{len(logits) - 1}")
+        biased[token] += value
+    return biased
+
+
+def softmax(logits: Floats, temperature: float) -> Floats:
+    """softmax(logits / temperature). [V] -> [V].
+
+    The maximum is taken off before the division, so that no temperature > 0, however small, gives inf - inf.
+    """
+    with np.errstate(over="ignore"):
+        weights = np.exp((logits - logits.max()) / temperature)
+    return normalised(weights)
+
+
+def keep_top_k(probabilities: Floats, k: int) -> Floats:
+    """Only the k most probable tokens, ties to the lowest ids; 0 keeps all. [V] -> [V]."""
+    return probabilities if k == 0 else _keep(probabilities, _ranked(probabilities)[:k])
+
+
+def keep_top_p(probabilities: Floats, top_p: float) -> Floats:
+    """Only the fewest most probable tokens whose mass reaches top_p; 1 keeps all. [V] -> [V]."""
+    if top_p == 1:
+        return probabilities
+    ranked = _ranked(probabilities)
+    reached = np.cumsum(probabilities[ranked]) >= top_p  # [V], False ... False True ... True
+    enough = int(np.argmax(reached)) + 1 if reached.any() else len(ranked)
+    return _keep(probabilities, ranked[:enough])
+
+
+def keep_min_p(probabilities: Floats, min_p: float) -> Floats:
+    """Only tokens with at least min_p times the highest probability; 0 keeps all. [V] -> [V]."""
+    return _keep(probabilities, np.flatnonzero(probabilities >= min_p * probabilities.max()))
+
+
+def point_mass(token: int, vocab_size: int) -> Floats:
+    """All mass on one token, [V]."""
+    mass = np.zeros(vocab_size)
+    mass[token] = 1.0
+    return mass
+
+
+def normalised(weights: Floats) -> Floats:
+    """[V] -> [V], summing to 1."""
+    total: np.float64 = weights.sum()
+    return weights / total
+
+
+def _ranked(probabilities: Floats) -> NDArray[np.int64]:
+    """Token ids from the most to the least probable, ties by id. [V] -> [V]."""
+    return np.argsort(-probabilities, kind="stable")
+
+
+def _keep(probabilities: Floats, tokens: NDArray[np.int64]) -> Floats:
+    """The distribution given that one of `tokens` was drawn. [V] -> [V]."""
+    kept = np.zeros_like(probabilities)
+    kept[tokens] = probabilities[tokens]
+    return normalised(kept)

@@ -1,0 +1,280 @@
+"""A Llama in NumPy, float64: read from a Hugging Face folder, run with or without a cache.
+
+RMSNorm, rotary positions (half-split), grouped-query attention, SwiGLU, tied or untied head. It knows
+nothing of drafting or sampling. The two passes, `forward` and `forward_without_cache`, share the maths of
+a layer and no code that touches a cache, so that each can be checked against the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.cache import KVCache
+from reference.checkpoint import LlamaConfig, read_config, read_tokens, read_weights
+from reference.errors import EmptyPrompt, HiddenCache, TokenOutOfRange
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What a forward over T tokens returns.
+
+    Attributes:
+        logits: [T, V]; row i predicts the token after the i-th.
+        hidden: [T, D], after the final norm; what feature-level drafters build on.
+    """
+
+    logits: Floats
+    hidden: Floats
+
+
+@dataclass(frozen=True)
+class WholePass:
+    """What a pass without a cache returns.
+
+    Attributes:
+        logits: [T, V].
+        rows: per layer the keys and values, each [n_kv_heads, T, head_dim], that a cache would now hold.
+    """
+
+    logits: Floats
+    rows: tuple[tuple[Floats, Floats], ...]
+
+
+class LanguageModel(Protocol):
+    """What a decoder needs of a model, target or drafter."""
+
+    @property
+    def name(self) -> str:
+        """Names the model in error messages."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        ...
+
+    def new_cache(self) -> KVCache:
+        """An empty cache for `forward`."""
+        ...
+
+    def forward(self, tokens: Sequence[int], cache: KVCache) -> Activations:
+        """Run T tokens at the positions after the cache's rows, and append their T rows to it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights of one decoder layer; matrices are [out, in], as Hugging Face stores them."""
+
+    input_norm: Floats
+    q_proj: Floats
+    k_proj: Floats
+    v_proj: Floats
+    o_proj: Floats
+    post_norm: Floats
+    gate_proj: Floats
+    up_proj: Floats
+    down_proj: Floats
+
+
+class Transformer:
+    """A Llama with its weights in memory. `load` makes one from a folder.
+
+    Attributes:
+        config: its sizes.
+        name: names it in error messages.
+        tokens: the tokenizer's vocabulary, token -> id, where the folder has one.
+    """
+
+    def __init__(self, config: LlamaConfig, weights: Mapping[str, Floats], name: str,
+                 tokens: Mapping[str, int] | None = None) -> None:  # fmt: skip
+        self.config = config
+        self.name = name
+        self.tokens = tokens
+        self.embedding = weights["model.embed_tokens.weight"]  # [V, D]
+        self.layers = [_layer(weights, index) for index in range(config.num_layers)]
+        self.final_norm = weights["model.norm.weight"]  # [D]
+        self.head = self.embedding if config.tied else weights["lm_head.weight"]  # [V, D]
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.config.vocab_size
+
+    def new_cache(self) -> KVCache:
+        """A cache without rows."""
+        return KVCache.empty(self.config.num_layers, self.config.num_kv_heads, self.config.head_dim)
+
+    def forward(self, tokens: Sequence[int], cache: KVCache) -> Activations:
+        """Run T tokens after the S rows of the cache; the cache then holds S + T rows.
+
+        Raises:
+            EmptyPrompt: no tokens.
+            TokenOutOfRange: a token outside the vocabulary; the cache is unchanged.
+        """
+        x = self._embed(tokens)  # [T] -> [T, D]
+        positions = cache.offset + np.arange(len(x))  # [T]
+        angles = rotary_angles(positions, self.config)  # [T, d/2]
+        for index, layer in enumerate(self.layers):
+            queries, keys, values = self._project(layer, x, angles)
+            held = cache.append(index, keys, values)  # [n_kv, T, d] -> [n_kv, S + T, d]
+            visible = np.arange(held.offset) <= positions[:, None]  # [T, S + T]
+            x = self._mix(layer, x, queries, held.keys, held.values, visible)  # [T, D]
+        return self._finish(x)
+
+    def forward_without_cache(self, tokens: Sequence[int]) -> WholePass:
+        """Run T tokens from position 0, all at once.
+
+        Raises:
+            EmptyPrompt, TokenOutOfRange: as `forward`.
+        """
+        x = self._embed(tokens)  # [T] -> [T, D]
+        causal = np.tri(len(x), dtype=np.bool_)  # [T, T]
+        angles = rotary_angles(np.arange(len(x)), self.config)  # [T, d/2]
+        rows = []
+        for layer in self.layers:
+            queries, keys, values = self._project(layer, x, angles)
+            rows.append((keys, values))
+            x = self._mix(layer, x, queries, keys, values, causal)  # [T, D]
+        return WholePass(self._finish(x).logits, tuple(rows))
+
+    def _embed(self, tokens: Sequence[int]) -> Floats:
+        """[T] -> [T, D]."""
+        if len(tokens) == 0:
+            raise EmptyPrompt(f"{self.name} was given no tokens; there is no position to predict from: give at least 1")
+        check_tokens(tokens, self)
+        return self.embedding[np.asarray(tokens, dtype=np.int64)]
+
+    def _project(self, layer: Layer, x: Floats, angles: Floats) -> tuple[Floats, Floats, Floats]:
+        """x [T, D] -> queries [n_heads, T, d], keys and values [n_kv, T, d]; positions applied."""
+        c = self.config
+        x = rms_norm(x, layer.input_norm, c.rms_norm_eps)
+        queries = split_heads(x @ layer.q_proj.T, c.num_heads)  # [T, D] -> [n_heads, T, d]
+        keys = split_heads(x @ layer.k_proj.T, c.num_kv_heads)  # [T, D] -> [n_kv, T, d]
+        values = split_heads(x @ layer.v_proj.T, c.num_kv_heads)
+        return rotate(queries, angles), rotate(keys, angles), values
+
+    def _mix(self, layer: Layer, x: Floats, queries: Floats, keys: Floats, values: Floats, visible: Bools) -> Floats:
+        """The rest of a layer: attention over the given rows, then SwiGLU. [T, D] -> [T, D]."""
+        x = x + attention(queries, keys, values, visible) @ layer.o_proj.T
+        h = rms_norm(x, layer.post_norm, self.config.rms_norm_eps)
+        return (
+            x + (silu(h @ layer.gate_proj.T) * (h @ layer.up_proj.T)) @ layer.down_proj.T
+        )  # [T, D] -> [T, M] -> [T, D]
+
+    def _finish(self, x: Floats) -> Activations:
+        """[T, D] -> hidden [T, D] and logits [T, V]."""
+        hidden = rms_norm(x, self.final_norm, self.config.rms_norm_eps)
+        return Activations(hidden @ self.head.T, hidden)
+
+
+def load(folder: Path | str) -> Transformer:
+    """Read a Hugging Face Llama folder; the model is named after it.
+
+    Raises:
+        CheckpointError: not a folder, no config.json, not a Llama, missing or ill-shaped weights, bad JSON.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    return Transformer(config, read_weights(folder, config), folder.name, read_tokens(folder))
+
+
+def _layer(weights: Mapping[str, Floats], index: int) -> Layer:
+    def weight(name: str) -> Floats:
+        return weights[f"model.layers.{index}.{name}.weight"]
+
+    return Layer(
+        input_norm=weight("input_layernorm"),
+        q_proj=weight("self_attn.q_proj"),
+        k_proj=weight("self_attn.k_proj"),
+        v_proj=weight("self_attn.v_proj"),
+        o_proj=weight("self_attn.o_proj"),
+        post_norm=weight("post_attention_layernorm"),
+        gate_proj=weight("mlp.gate_proj"),
+        up_proj=weight("mlp.up_proj"),
+        down_proj=weight("mlp.down_proj"),
+    )
+
+
+def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
+    """[T, D] -> [T, D]."""
+    mean_square: Floats = (x * x).sum(axis=-1, keepdims=True) / x.shape[-1]  # [T, 1]
+    return x / np.sqrt(mean_square + eps) * weight
+
+
+def silu(x: Floats) -> Floats:
+    """x * sigmoid(x), elementwise; written with tanh, which cannot overflow."""
+    return x * 0.5 * (1.0 + np.tanh(0.5 * x))
+
+
+def split_heads(x: Floats, num_heads: int) -> Floats:
+    """[T, n * d] -> [n, T, d]."""
+    return x.reshape(len(x), num_heads, -1).transpose(1, 0, 2)
+
+
+def rotary_angles(positions: NDArray[np.int64], config: LlamaConfig) -> Floats:
+    """How far each pair of entries turns at each position. [T] -> [T, d/2]."""
+    half = config.head_dim // 2
+    return positions[:, None] * config.rope_theta ** (-np.arange(half) / half)
+
+
+def rotate(x: Floats, angles: Floats) -> Floats:
+    """Rotary positions, half-split: entry j turns together with entry j + d/2. [n, T, d] -> [n, T, d]."""
+    cos, sin = np.cos(angles), np.sin(angles)  # [T, d/2]
+    first, second = np.split(x, 2, axis=-1)  # [n, T, d/2] each
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def attention(queries: Floats, keys: Floats, values: Floats, visible: Bools) -> Floats:
+    """Grouped-query attention: consecutive query heads share a key head.
+
+    queries [n_heads, T, d], keys and values [n_kv, S, d], visible [T, S] -> [T, n_heads * d].
+    """
+    n_heads, length, d = queries.shape
+    n_kv = len(keys)
+    grouped = queries.reshape(n_kv, n_heads // n_kv, length, d)  # [n_kv, group, T, d]
+    scores = grouped @ keys[:, None].swapaxes(-1, -2) / np.sqrt(d)  # [n_kv, group, T, S]
+    scores = np.where(visible, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = weights / weights.sum(axis=-1, keepdims=True)
+    mixed: Floats = weights @ values[:, None]  # [n_kv, group, T, d]
+    return mixed.reshape(n_heads, length, d).transpose(1, 0, 2).reshape(length, n_heads * d)
+
+
+def check_tokens(tokens: Sequence[int], model: LanguageModel) -> None:
+    """Refuse ids outside the model's vocabulary.
+
+    Raises:
+        TokenOutOfRange: names the first such token, its index and the model.
+    """
+    for index, token in enumerate(tokens):
+        if not 0 <= token < model.vocab_size:
+            raise TokenOutOfRange(
+                f"token {token} at index {index} is outside the vocabulary 0..{model.vocab_size - 1} of {model.name}; "
+                "encode the text with this model's tokenizer"
+            )
+
+
+def advance(model: LanguageModel, tokens: Sequence[int], cache: KVCache) -> Activations:
+    """`model.forward`, and proof that it wrote its rows where they can be rolled back.
+
+    Raises:
+        HiddenCache: the cache did not grow by one row per token.
+    """
+    before = cache.offset
+    activations = model.forward(tokens, cache)
+    if cache.offset != before + len(tokens):
+        raise HiddenCache(
+            f"{model.name} forwarded {len(tokens)} tokens, but the cache it was given went from {before} to "
+            f"{cache.offset} rows; rows kept elsewhere cannot be rolled back: let forward append to its cache argument"
+        )
+    return activations
