@@ -1,0 +1,29 @@
+"""Speculative decoding on MLX: the loop that people run, for toy checkpoints and for mlx-lm models.
+
+Written independently of `reference`, of which only value types and errors are used, so that each checks the other.
+"""
+
+from mlx_impl.acceptance import RULES, AcceptanceRule
+from mlx_impl.cache import KVCache
+from mlx_impl.decoder import Decoder
+from mlx_impl.drafters import DeviceBlock, Drafter, DraftModel
+from mlx_impl.prompt_lookup import PromptLookup
+from mlx_impl.randomness import KeyedRandomness, Randomness
+from mlx_impl.state import DecoderState
+from mlx_impl.transformer import Transformer, load
+
+__all__ = [
+    "RULES",
+    "AcceptanceRule",
+    "Decoder",
+    "DecoderState",
+    "DeviceBlock",
+    "DraftModel",
+    "Drafter",
+    "KVCache",
+    "KeyedRandomness",
+    "PromptLookup",
+    "Randomness",
+    "Transformer",
+    "load",
+]

@@ -1,0 +1,296 @@
+"""The decode loop: propose, verify, commit, on an explicit state that can be copied.
+
+One contract for every round boundary and every kind of end (a stop token, the budget, an early close, an exception
+out of a model, a sampler or the device): the history holds what was emitted, and the caches of target and drafter
+hold exactly the rows of `history[:-1]`. The last token is pending: emitted, but not forwarded yet.
+
+One wait per round: everything up to the choice of the final token is lazy, and `_read` brings all that the host
+wants to know at once. (A drafter with `min_prob` > 0 waits once more for each proposal.)
+
+After an exception, decoding on from the state gives at temperature 0 what an uninterrupted run gives. Above 0 it
+gives another sample of the same law: choices that were made and not delivered are made anew, with fresh keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_impl.acceptance import RULES
+from mlx_impl.cache import Cache, check_plain, common_offset, make_cache, trim_to, trim_to_at_most
+from mlx_impl.drafters import NAME as DRAFT_NAME
+from mlx_impl.drafters import DeviceBlock, Drafter
+from mlx_impl.forward import check_tokens, device_tokens, feed, forward, vocab_size
+from mlx_impl.randomness import Randomness
+from mlx_impl.sampling import LogitsProcessor, check_rows, distributions, needs_context, row_faults
+from mlx_impl.state import DecoderState
+from reference.errors import CacheLengthError, DecodingFault, DishonestDraft, EmptyPrompt, InvalidSetting
+from reference.values import Finish, GeneratedToken, Round, SamplingParams
+
+__all__ = ["Decoder", "DecoderState"]
+
+NAME = "target"
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What the host learns of a round, in one wait. Lists have length k; faults, one entry for each row."""
+
+    drafted: list[int]
+    num_accepted: int
+    token: int
+    p: list[float]
+    q: list[float]
+    sum_min: list[float]
+    sum_prod: list[float]
+    draft_faults: list[int]
+    target_faults: list[int]
+
+
+class Decoder:
+    """A speculative decoder.
+
+    Args:
+        target: `mlx_impl.transformer.Transformer`, or any mlx-lm model whose layers have plain key-value caches.
+        rule: a name in `RULES`. `greedy` asks for temperature 0.
+        sampling: the distribution to be kept.
+        randomness: makes the rule's choices and the first draw; may be shared with the drafter.
+        num_draft_tokens: k, most proposals in a round; 0 decodes plainly.
+        stop_tokens: emitting one of them ends the turn; it is emitted itself.
+        processors: of the target's logits, in mlx-lm's convention; applied before `sampling`.
+
+    Raises:
+        InvalidSetting: an unknown rule, `greedy` above temperature 0, k < 0, or a model that hides its vocabulary size.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        rule: str,
+        sampling: SamplingParams,
+        randomness: Randomness,
+        num_draft_tokens: int,
+        stop_tokens: AbstractSet[int] = frozenset(),
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> None:
+        if rule not in RULES:
+            raise InvalidSetting(f"rule is {rule!r}; give one of {', '.join(RULES)}")
+        if rule == "greedy" and sampling.temperature > 0:
+            raise InvalidSetting(
+                f"rule 'greedy' at temperature {sampling.temperature} would change the output's distribution; "
+                "give temperature 0, or another rule"
+            )
+        if num_draft_tokens < 0:
+            raise InvalidSetting(f"num_draft_tokens is {num_draft_tokens}; give an integer >= 0 (0 decodes plainly)")
+        self.target = target
+        self.rule = RULES[rule]
+        self.sampling = sampling
+        self.randomness = randomness
+        self.num_draft_tokens = num_draft_tokens
+        self.stop_tokens = frozenset(stop_tokens)
+        self.processors = tuple(processors)
+        self.vocab_size = vocab_size(target)
+
+    def step(self, state: DecoderState) -> Round:
+        """One round: propose, verify, commit. Changes `state` in place.
+
+        Raises:
+            InvalidSetting: the turn has ended.
+            DecodingFault: a model or a drafter broke its contract (`NonFiniteLogits`, `HiddenCache`, `DishonestDraft`).
+            After any exception, of whatever kind, `state` is at the boundary that it was at.
+        """
+        if state.finish is not None:
+            raise InvalidSetting(f"this turn has ended (finish is {state.finish!r}); begin the next one by extend()")
+        try:
+            block = self._propose(state)
+            verdict = self._verify(state, block)
+            return self._commit(state, block, verdict)
+        except BaseException:
+            state.roll_back()
+            raise
+
+    def _propose(self, state: DecoderState) -> DeviceBlock:
+        """Up to k proposals; one place of the budget is left for the target's own token."""
+        budget = min(self.num_draft_tokens, state.remaining - 1)
+        block = state.drafter.propose(state.history, None, budget)
+        if len(block) > budget:
+            raise DecodingFault(f"the drafter proposed {len(block)} tokens on a budget of {budget}; mend the drafter")
+        return block
+
+    def _verify(self, state: DecoderState, block: DeviceBlock) -> _Verdict:
+        """One forward of the target over pending token and proposals; the rule's decision; the round's one wait."""
+        q, drafted = block.probabilities, block.tokens  # [k, V], [k]
+        inputs = mx.concatenate([device_tokens(state.history[-1:]), drafted])  # [k + 1]
+        logits = forward(self.target, state.target_cache, inputs, NAME)  # [k + 1, V]
+        p = distributions(logits, self.sampling, self._context(state, block), self.processors)  # [k + 1, V]
+        num_accepted, token = self.rule.decide(p, q, drafted, self.randomness)
+        verdict = _Verdict(
+            *_read(
+                drafted,
+                num_accepted,
+                token,
+                mx.take_along_axis(p[:-1], drafted[:, None], axis=-1)[:, 0],
+                mx.take_along_axis(q, drafted[:, None], axis=-1)[:, 0],
+                mx.sum(mx.minimum(p[:-1], q), axis=-1),
+                mx.sum(p[:-1] * q, axis=-1),
+                block.faults,
+                row_faults(logits, p),
+            )
+        )
+        check_rows(verdict.draft_faults, DRAFT_NAME, len(state.history) - 1)
+        check_rows(verdict.target_faults, NAME, len(state.history) - 1)
+        if 0 in verdict.q:
+            index = verdict.q.index(0)
+            raise DishonestDraft(
+                f"proposal {index} is token {verdict.drafted[index]}, which has no mass under the q reported for it; "
+                "report the distribution that the drafter really draws from, filters included"
+            )
+        return verdict
+
+    def _commit(self, state: DecoderState, block: DeviceBlock, verdict: _Verdict) -> Round:
+        """Emit what was decided, up to a stop token, and bring both caches to the new boundary."""
+        a = verdict.num_accepted
+        tested = min(a + 1, len(verdict.drafted))
+        decided = [*verdict.drafted[:a], verdict.token]
+        stop = next((index for index, token in enumerate(decided) if token in self.stop_tokens), a)
+        emitted = decided[: stop + 1]
+        history = [*state.history, *emitted]
+        trim_to(state.target_cache, len(history) - 1)  # k + 1 rows were added, len(emitted) of them stay
+        state.drafter.commit(history)
+        finish = self._finish(emitted[-1], state.remaining - len(emitted))
+        tokens = [GeneratedToken(token, index < a, state.num_rounds) for index, token in enumerate(emitted)]
+        done = Round(
+            drafted=tuple(verdict.drafted),
+            num_accepted=a,
+            emitted=tuple(emitted),
+            p=tuple(verdict.p),
+            q=tuple(verdict.q),
+            sum_min=tuple(verdict.sum_min[:tested]),
+            sum_prod=tuple(verdict.sum_prod[:tested]),
+            finish=finish,
+        )
+        state.record(tokens, block, finish)
+        return done
+
+    def prefill(
+        self, prompt: Sequence[int], drafter: Drafter, max_tokens: int, target_cache: Cache | None = None
+    ) -> DecoderState:
+        """Forward the prompt through both models and emit the first token (none where max_tokens is 0).
+
+        Args:
+            prompt: token ids, at least one.
+            drafter: used by the state from now on. Its cache, too, may hold a prefix of the prompt.
+            max_tokens: most tokens to emit in this turn.
+            target_cache: one that holds a prefix of the prompt, which is not forwarded again. None: a fresh one.
+
+        Raises:
+            EmptyPrompt, TokenOutOfRange, InvalidSetting, VocabularyMismatch: bad arguments.
+            CacheLengthError: a cache holds more than `len(prompt) - 1` rows, or its layers disagree.
+            DecodingFault: a model broke its contract (`NonFiniteLogits`, `HiddenCache`).
+            After any exception both caches are as long as they were.
+        """
+        prompt = list(prompt)
+        cache = make_cache(self.target) if target_cache is None else target_cache
+        self._check_turn(prompt, drafter, max_tokens, cache)
+        kept, draft_kept = common_offset(cache), _rows(drafter)
+        state = DecoderState(prompt, len(prompt), max_tokens, cache, drafter, DeviceBlock.empty(self.vocab_size))
+        try:
+            if max_tokens == 0:
+                state.finish = "length"
+                if prompt[kept:-1]:
+                    feed(self.target, cache, prompt[kept:-1], NAME)
+            else:
+                token = self._first_token(state, prompt[kept:])
+                state.history = [*prompt, token]
+                state.tokens = [GeneratedToken(token, from_draft=False, round_index=-1)]
+                state.finish = self._finish(token, max_tokens - 1)
+            drafter.settle(state.history)
+        except BaseException:
+            trim_to_at_most(cache, kept)
+            drafter.rollback(prompt[: draft_kept + 1])
+            raise
+        return state
+
+    def extend(self, state: DecoderState, tokens: Sequence[int], max_tokens: int) -> DecoderState:
+        """The next turn, on the caches of a turn that ended, was closed or failed. `state` is used up.
+
+        Args:
+            state: at a round boundary, as it always is; tokens of it that were not delivered count as history.
+            tokens: what the next turn adds to the history before it decodes; may be empty.
+            max_tokens: most tokens to emit in the next turn.
+
+        Raises:
+            As `prefill`; `state` stays usable then.
+        """
+        return self.prefill([*state.history, *tokens], state.drafter, max_tokens, state.target_cache)
+
+    def _check_turn(self, prompt: list[int], drafter: Drafter, max_tokens: int, cache: Cache) -> None:
+        """Refuse bad arguments before anything is changed."""
+        if not prompt:
+            raise EmptyPrompt("the prompt has no tokens; give at least one, such as a begin-of-text token")
+        if max_tokens < 0:
+            raise InvalidSetting(f"max_tokens is {max_tokens}; give an integer >= 0")
+        check_tokens(prompt, self.vocab_size, "prompt")
+        drafter.check_vocabulary(self.target)
+        check_plain(cache)
+        for name, rows in ((NAME, common_offset(cache)), (DRAFT_NAME, _rows(drafter))):
+            if rows > len(prompt) - 1:
+                raise CacheLengthError(
+                    f"the {name}'s cache holds {rows} rows, a prompt of {len(prompt)} tokens allows {len(prompt) - 1}: "
+                    "its last one must be forwarded; trim the cache to what it shares with the prompt, or give another"
+                )
+
+    def _first_token(self, state: DecoderState, tokens: Sequence[int]) -> int:
+        """Forward the rest of the prompt, and draw the token after it."""
+        logits = feed(self.target, state.target_cache, tokens, NAME)  # [1, V]
+        p = distributions(logits, self.sampling, self._context(state, state.block), self.processors)
+        # A block of no proposals: the rule makes a plain draw from p.
+        _, drawn = self.rule.decide(p, state.block.probabilities, state.block.tokens, self.randomness)
+        token, faults = _read(drawn, row_faults(logits, p))
+        check_rows(faults, NAME, len(state.history) - 1)
+        return int(token)
+
+    def generate(self, state: DecoderState) -> Iterator[GeneratedToken]:
+        """Hand out the tokens not delivered yet, and decode on until the turn ends.
+
+        A round is committed as a whole before its first token is handed out. When the iterator is closed or fails,
+        tokens that were not handed out are taken back, caches included; `generate(state)` then goes on from there.
+        """
+        try:
+            while True:
+                while state.delivered < len(state.tokens):
+                    state.delivered += 1
+                    yield state.tokens[state.delivered - 1]
+                if state.finish is not None:
+                    return
+                self.step(state)
+        finally:
+            state.take_back_undelivered()
+
+    def _context(self, state: DecoderState, block: DeviceBlock) -> mx.array | None:
+        """History and proposals on the device, where penalties or processors ask for them."""
+        if not needs_context(self.sampling, self.processors):
+            return None
+        return mx.concatenate([device_tokens(state.history), block.tokens])
+
+    def _finish(self, last: int, remaining: int) -> Finish | None:
+        """Whether the last token emitted ends the turn. A stop token goes before the budget."""
+        if last in self.stop_tokens:
+            return "stop"
+        return "length" if remaining == 0 else None
+
+
+def _rows(drafter: Drafter) -> int:
+    """Rows in the drafter's cache; 0 where it has none."""
+    return 0 if drafter.cache is None else common_offset(drafter.cache)
+
+
+def _read(*arrays: mx.array) -> list[Any]:
+    """Wait for all of these at once; return them as Python values. The only wait of the decode loop."""
+    mx.eval(*arrays)
+    return [array.tolist() for array in arrays]

@@ -1,0 +1,250 @@
+"""Who proposes tokens: the protocol, and the drafter that is a smaller model with a cache of its own.
+
+A drafter's tokens stay on the device: `DeviceBlock` holds lazy arrays. The only wait is asked for by the caller:
+with `min_prob` > 0 the drafter must look at each distribution before it draws, once for each proposal.
+"""
+
+# mypy: allow-untyped-calls
+# (mx.async_eval carries no annotations)
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import mlx.core as mx
+
+from mlx_impl.cache import Cache, check_plain, common_offset, copy_cache, make_cache, trim_to, trim_to_at_most
+from mlx_impl.forward import check_tokens, device_tokens, feed, forward, vocab_size
+from mlx_impl.randomness import Randomness
+from mlx_impl.sampling import LogitsProcessor, distributions, needs_context, row_faults
+from reference.errors import InvalidSetting, VocabularyMismatch
+from reference.values import SamplingParams
+
+NAME = "draft model"
+
+
+@dataclass(frozen=True)
+class DeviceBlock:
+    """What a drafter proposes in one round, on the device.
+
+    Attributes:
+        tokens: the k proposals, uint32 [k].
+        probabilities: the distribution q that each was drawn from, float32 [k, V].
+        faults: `sampling.row_faults` of the rows it drew from, or would have: uint8 [n], the first one at the
+            pending token. Empty for a drafter without a model.
+    """
+
+    tokens: mx.array
+    probabilities: mx.array
+    faults: mx.array
+
+    @classmethod
+    def empty(cls, vocab_size: int) -> DeviceBlock:
+        """No proposals."""
+        return cls(mx.zeros((0,), mx.uint32), mx.zeros((0, vocab_size)), mx.zeros((0,), mx.uint8))
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+
+class Drafter(Protocol):
+    """Proposes tokens, and keeps what it remembers of the history in step with it.
+
+    `history` is prompt and emitted tokens, the last of them pending; a cache is in step when it holds the rows of
+    `history[:-1]`.
+    """
+
+    @property
+    def cache(self) -> Cache | None:
+        """Its cache, one entry for each layer; None for a drafter without a model."""
+        ...
+
+    def check_vocabulary(self, target: Any) -> None:
+        """Raises `VocabularyMismatch` unless it numbers its tokens as the target does."""
+        ...
+
+    def propose(self, history: Sequence[int], target_hidden: mx.array | None, budget: int) -> DeviceBlock:
+        """At most `budget` proposals to follow the history."""
+        ...
+
+    def commit(self, history: Sequence[int]) -> None:
+        """A round ended and this is the history now: drop what was rejected, catch up with what was accepted."""
+        ...
+
+    def settle(self, history: Sequence[int]) -> None:
+        """The turn begins or ends: bring the cache in step with the history, whatever it holds."""
+        ...
+
+    def rollback(self, history: Sequence[int]) -> None:
+        """A round failed: cut the cache to at most `len(history) - 1` rows, without a forward."""
+        ...
+
+    def copy(self) -> Self:
+        """An independent copy; model and source of randomness are shared."""
+        ...
+
+
+def check_vocabularies(
+    target_size: int,
+    draft_size: int,
+    target_tokens: Mapping[str, int] | None = None,
+    draft_tokens: Mapping[str, int] | None = None,
+) -> None:
+    """Refuse a pair whose distributions cannot be compared id by id.
+
+    Raises:
+        VocabularyMismatch: the sizes differ, or both tokenizers are given and differ in a token.
+    """
+    if target_size != draft_size:
+        raise VocabularyMismatch(
+            f"the target knows {target_size} tokens, the drafter {draft_size}; a proposal would mean another token to "
+            "the target: give a drafter with the target's tokenizer and vocabulary size"
+        )
+    if target_tokens is None or draft_tokens is None:
+        return
+    differing = {token for token, _ in target_tokens.items() ^ draft_tokens.items()}
+    if differing:
+        token = min(differing)
+        raise VocabularyMismatch(
+            f"token {token!r} has id {target_tokens.get(token)} for the target and {draft_tokens.get(token)} for the "
+            "drafter; a proposal would mean another token to the target: give a drafter with the target's tokenizer"
+        )
+
+
+class DraftModel:
+    """A language model as drafter, with the `catch_up` schedule: k forwards for k proposals, and one more only
+    after a full acceptance, when the last proposal has no row yet.
+
+    Its position is read off history and cache on each call and never remembered beside them: the cache is cut to
+    what it shares with the history, and the tokens behind that are forwarded.
+
+    Args:
+        model: `Transformer`, or any mlx-lm model whose layers have plain caches.
+        sampling: what is drawn from; need not be the target's.
+        randomness: makes the draws.
+        min_prob: end the block where the most probable token has less than this. Decided *before* drawing: to
+            decide on the drawn token would leave the improbable ones out and bias the output. Above 0 it costs one
+            synchronisation for each proposal; above 1 nothing is ever proposed.
+        max_draft: most proposals in a block, whatever the budget; None: the budget alone decides.
+        processors: logits processors in mlx-lm's convention.
+        cache: one that already holds a prefix of the history; None for a fresh one.
+
+    Raises:
+        InvalidSetting: min_prob or max_draft out of range, or a cache that cannot be rolled back.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        sampling: SamplingParams,
+        randomness: Randomness,
+        *,
+        min_prob: float = 0.0,
+        max_draft: int | None = None,
+        processors: Sequence[LogitsProcessor] = (),
+        cache: Cache | None = None,
+    ) -> None:
+        if not (math.isfinite(min_prob) and min_prob >= 0):
+            raise InvalidSetting(f"min_prob is {min_prob}; give a finite number >= 0 (0 never ends a block)")
+        if max_draft is not None and max_draft < 0:
+            raise InvalidSetting(f"max_draft is {max_draft}; give an integer >= 0, or None for no limit")
+        self.model = model
+        self.sampling = sampling
+        self.randomness = randomness
+        self.min_prob = min_prob
+        self.max_draft = max_draft
+        self.processors = tuple(processors)
+        self.vocab_size = vocab_size(model)
+        self.cache: Cache = make_cache(model) if cache is None else cache
+        check_plain(self.cache)
+
+    def check_vocabulary(self, target: Any) -> None:
+        """Refuse a target that numbers its tokens otherwise: by size, and by content where both models know it.
+
+        Raises:
+            VocabularyMismatch: see `check_vocabularies`.
+        """
+        tokens, draft_tokens = getattr(target, "tokens", None), getattr(self.model, "tokens", None)
+        check_vocabularies(vocab_size(target), self.vocab_size, tokens, draft_tokens)
+
+    def synced_len(self, history: Sequence[int]) -> int:
+        """How many tokens of the history the cache holds, given that what it holds is of this history."""
+        return min(common_offset(self.cache), len(history))
+
+    def propose(self, history: Sequence[int], target_hidden: mx.array | None, budget: int) -> DeviceBlock:
+        """At most `budget` proposals; the cache grows by a row for each token forwarded.
+
+        Raises:
+            HiddenCache: the model did not fill the cache it was given.
+            TokenOutOfRange: a token of the history that the model does not know.
+        """
+        none = DeviceBlock.empty(self.vocab_size)
+        limit = budget if self.max_draft is None else min(budget, self.max_draft)
+        if limit <= 0 or not history:
+            return none
+        logits = self._feed(history[self._cut(history) :])  # [1, V], the row at the pending token
+        context = device_tokens(history) if needs_context(self.sampling, self.processors) else None
+        tokens, rows, seen = [none.tokens], [logits], [none.probabilities]
+        while True:
+            q = distributions(logits, self.sampling, context, self.processors)  # [1, V]
+            seen.append(q)
+            # NaN compares false, so it ends the block here; its fault tells the decoder why.
+            if self.min_prob > 0 and not float(mx.max(q)) >= self.min_prob:
+                break
+            token = self.randomness.categorical(q)  # [1]
+            tokens.append(token)
+            if len(tokens) > limit:
+                break
+            mx.async_eval(token)  # the device works on it while the host builds what follows
+            context = None if context is None else mx.concatenate([context, token])
+            logits = forward(self.model, self.cache, token, NAME)  # [1, V]
+            rows.append(logits)
+        faults = row_faults(mx.concatenate(rows), mx.concatenate(seen))  # of all rows looked at, drawn from or not
+        return DeviceBlock(mx.concatenate(tokens), mx.concatenate(seen[: len(tokens)]), faults)
+
+    def commit(self, history: Sequence[int]) -> None:
+        """Drop the rows of rejected proposals; after a full acceptance forward the last one, which has no row.
+
+        That row is what engines forget: no trim can express a missing one (lablup/mlxcel PR#1002).
+        """
+        self.settle(history)
+
+    def settle(self, history: Sequence[int]) -> None:
+        """Make the cache hold exactly the rows of `history[:-1]`.
+
+        Raises:
+            HiddenCache, TokenOutOfRange: as `propose`.
+        """
+        missing = history[self._cut(history) : -1]
+        if missing:
+            self._feed(missing)
+
+    def rollback(self, history: Sequence[int]) -> None:
+        """Cut every layer to at most the rows of `history[:-1]`; layers may differ after a failed forward."""
+        trim_to_at_most(self.cache, max(len(history) - 1, 0))
+
+    def copy(self) -> DraftModel:
+        """A drafter with a copy of the cache."""
+        return DraftModel(
+            self.model,
+            self.sampling,
+            self.randomness,
+            min_prob=self.min_prob,
+            max_draft=self.max_draft,
+            processors=self.processors,
+            cache=copy_cache(self.cache),
+        )
+
+    def _cut(self, history: Sequence[int]) -> int:
+        """Cut the cache to the rows that can stay, those before the pending token; return how many they are."""
+        kept = min(self.synced_len(history), max(len(history) - 1, 0))
+        trim_to(self.cache, kept)
+        return kept
+
+    def _feed(self, tokens: Sequence[int]) -> mx.array:
+        """Forward the tokens that the cache lacks; return the logits of the last, float32 [1, V]."""
+        check_tokens(tokens, self.vocab_size, "history")
+        return feed(self.model, self.cache, tokens, NAME)

@@ -1,0 +1,89 @@
+"""The state of a decode between rounds, and the two ways back to a boundary.
+
+Knows which rows belong to which history, and how to drop the others. Rounds are `decoder`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from mlx_impl.cache import Cache, copy_cache, trim_to_at_most
+from mlx_impl.drafters import DeviceBlock, Drafter
+from reference.values import Finish, GeneratedToken
+
+
+@dataclass
+class DecoderState:
+    """A decode between two rounds. `Decoder.step` changes it in place; `copy` it to try several futures.
+
+    Attributes:
+        history: prompt and emitted tokens; the last one is pending.
+        prompt_length: P, where this turn's emitted tokens begin.
+        max_tokens: most tokens to emit in this turn.
+        target_cache: the target's cache; holds the rows of `history[:-1]`.
+        drafter: with its cache, which holds its own rows of the same tokens.
+        block: the proposals of the last round, on the device.
+        tokens: the emitted tokens, with where each came from.
+        delivered: how many of them `generate` has handed out.
+        finish: why the turn ended; None while it goes on.
+        num_rounds: rounds so far in this turn.
+    """
+
+    history: list[int]
+    prompt_length: int
+    max_tokens: int
+    target_cache: Cache
+    drafter: Drafter
+    block: DeviceBlock
+    tokens: list[GeneratedToken] = field(default_factory=list)
+    delivered: int = 0
+    finish: Finish | None = None
+    num_rounds: int = 0
+
+    @property
+    def emitted(self) -> tuple[int, ...]:
+        """The tokens of this turn."""
+        return tuple(self.history[self.prompt_length :])
+
+    @property
+    def remaining(self) -> int:
+        """How many more tokens this turn may emit."""
+        return self.max_tokens - (len(self.history) - self.prompt_length)
+
+    def copy(self) -> DecoderState:
+        """An independent copy, caches included; models and source of randomness are shared."""
+        return replace(
+            self,
+            history=list(self.history),
+            target_cache=copy_cache(self.target_cache),
+            drafter=self.drafter.copy(),
+            tokens=list(self.tokens),
+        )
+
+    def record(self, tokens: Sequence[GeneratedToken], block: DeviceBlock, finish: Finish | None) -> None:
+        """A round stands: take its tokens in, all at once.
+
+        One call that no signal handler can interrupt half-way, so that at every moment the history names a boundary.
+        """
+        vars(self).update(
+            history=[*self.history, *(item.token for item in tokens)],
+            tokens=[*self.tokens, *tokens],
+            block=block,
+            finish=finish,
+            num_rounds=self.num_rounds + 1,
+        )
+
+    def roll_back(self) -> None:
+        """Go back to the boundary that the history names. Forwards nothing: the models may be what failed."""
+        trim_to_at_most(self.target_cache, len(self.history) - 1)
+        self.drafter.rollback(self.history)
+
+    def take_back_undelivered(self) -> None:
+        """End with the last token delivered: a boundary like any other, from which the turn may go on."""
+        cut = len(self.tokens) - self.delivered
+        if cut == 0:
+            return
+        vars(self).update(history=self.history[:-cut], tokens=self.tokens[:-cut], finish=None)
+        self.roll_back()
+        self.drafter.settle(self.history)

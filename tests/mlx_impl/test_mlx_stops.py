@@ -1,0 +1,88 @@
+"""Stop tokens and budgets end a turn of the MLX decoder where they fall, on a round boundary."""
+
+import pytest
+
+mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install 'specproof[mlx]'")
+
+from mlx_decodes import assert_at_boundary, greedy, make, rounds  # noqa: E402
+from mlx_toys import SAMPLINGS, Scripted, pair, toy  # noqa: E402
+
+from mlx_impl import DraftModel, KeyedRandomness  # noqa: E402
+from reference.values import SamplingParams  # noqa: E402
+
+RULES = tuple(SAMPLINGS)
+
+
+def stop_case(position):
+    """A decode whose stop token falls on one place of a block of three: (decoder, state, how it must end)."""
+    scripts = {"accepted": [True], "bonus": [True], "correction": [True, True, False], "rejected": [False]}
+    target = toy("target")
+    draft = Scripted(target, scripts[position])
+    prompt = [3, 1, 4, 1]
+    decoder, drafter = make("greedy", 3, target, draft)
+    state = decoder.prefill(prompt, drafter, 20)
+    while True:
+        index, done = len(state.emitted), decoder.step(state)
+        a = done.num_accepted
+        place = {"accepted": 0, "bonus": 3, "correction": a, "rejected": 0}[position]
+        token = done.drafted[0] if position == "rejected" else done.emitted[min(place, len(done.emitted) - 1)]
+        fits = {"accepted": a > 1, "bonus": a == 3, "correction": 0 < a < 3, "rejected": a == 0}[position]
+        before = state.emitted[: index + place]
+        if fits and token not in before:
+            break
+        assert state.finish is None, "no such round in this decode: take another prompt"
+    decoder, drafter = make("greedy", 3, target, draft, stop_tokens={token})
+    return decoder, decoder.prefill(prompt, drafter, 20), (token, (*before, token))
+
+
+@pytest.mark.parametrize("position", ["accepted", "correction", "bonus"])
+def test_a_stop_token_ends_the_turn_wherever_it_falls_in_the_block(position):
+    decoder, state, (_, emitted) = stop_case(position)
+    done = rounds(decoder, state)
+    assert (state.emitted, state.finish, done[-1].finish) == (emitted, "stop", "stop")
+    assert (done[-1].num_cut > 0) == (position == "accepted")
+
+
+def test_a_stop_token_that_is_proposed_and_rejected_ends_nothing():
+    decoder, state, (token, _) = stop_case("rejected")
+    done = decoder.step(state)
+    while token not in done.drafted[: done.num_tested]:
+        done = decoder.step(state)
+    assert state.finish is None
+    assert token not in state.emitted
+    assert_at_boundary(state)
+
+
+def test_a_stop_token_as_the_very_first_ends_the_turn_in_prefill():
+    (token,) = greedy(toy("target"), [1, 2], 1)
+    decoder, drafter = make("greedy", stop_tokens={token})
+    state = decoder.prefill([1, 2], drafter, 9)
+    assert (state.emitted, state.finish) == ((token,), "stop")
+    assert_at_boundary(state)
+
+
+@pytest.mark.parametrize("max_tokens", range(9))
+def test_the_budget_is_never_exceeded_and_always_used_up(max_tokens):
+    decoder, drafter = make("greedy", 3, *pair("all_accept"))
+    state = decoder.prefill([1, 2, 3], drafter, max_tokens)
+    rounds(decoder, state)
+    assert (len(state.emitted), state.finish) == (max_tokens, "length")
+    assert state.emitted == greedy(toy("target"), [1, 2, 3], max_tokens)
+
+
+def test_a_stop_token_on_the_last_place_of_the_budget_is_a_stop():
+    tokens = greedy(toy("target"), [3, 1, 4, 1], 3)
+    count = tokens.index(tokens[-1]) + 1
+    decoder, drafter = make("greedy", stop_tokens={tokens[-1]})
+    state = decoder.prefill([3, 1, 4, 1], drafter, count)
+    rounds(decoder, state)
+    assert (len(state.emitted), state.finish) == (count, "stop")
+
+
+def test_rounds_without_proposals_keep_the_contract():
+    decoder, _ = make("rejection", 4)
+    drafter = DraftModel(toy("draft"), SamplingParams(), KeyedRandomness(1), min_prob=0.5)
+    state = decoder.prefill([1, 2, 3], drafter, 24)
+    sizes = {len(done.drafted) for done in rounds(decoder, state)}
+    assert 0 in sizes
+    assert max(sizes) > 0

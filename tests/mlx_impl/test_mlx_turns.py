@@ -1,0 +1,122 @@
+"""Warm starts and next turns give what a fresh decode of the whole history gives."""
+
+import pytest
+
+mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install 'specproof[mlx]'")
+
+from mlx_decodes import (  # noqa: E402
+    COUNT,
+    PROMPT,
+    assert_at_boundary,
+    assert_cache_content,
+    greedy,
+    make,
+    mixed,
+    tokens_of,
+    uninterrupted,
+    warm,
+)
+from mlx_toys import GREEDY, Failing, InjectedError, toy  # noqa: E402
+
+from mlx_impl import DraftModel, KeyedRandomness  # noqa: E402
+from mlx_impl.cache import offsets, trim_to  # noqa: E402
+from reference.errors import CacheLengthError  # noqa: E402
+
+
+@pytest.mark.parametrize("target_rows", [0, 1, 3])
+@pytest.mark.parametrize("draft_rows", [0, 2, 3])
+def test_warm_caches_of_any_length_give_the_output_of_cold_ones(target_rows, draft_rows):
+    prompt = [3, 1, 4, 1]
+    decoder, _ = make("greedy", 3)
+    held = {
+        name: warm(toy(name), prompt[:n]) if n else None for name, n in (("target", target_rows), ("draft", draft_rows))
+    }
+    drafter = DraftModel(toy("draft"), GREEDY, KeyedRandomness(0), cache=held["draft"])
+    state = decoder.prefill(prompt, drafter, 6, held["target"])
+    assert_at_boundary(state)
+    assert tuple(tokens_of(decoder.generate(state))) == greedy(toy("target"), prompt, 6)
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+def test_a_warm_cache_that_leaves_nothing_to_forward_is_refused_and_not_cut(rows):
+    decoder, drafter = make()
+    cache = warm(toy("target"), list(range(rows)))
+    message = (
+        rf"the target's cache holds {rows} rows, a prompt of 3 tokens allows 2: its last one must be forwarded; trim"
+    )
+    with pytest.raises(CacheLengthError, match=message):
+        decoder.prefill([0, 1, 2], drafter, 4, cache)
+    assert set(offsets(cache)) == {rows}
+    drafter = DraftModel(toy("draft"), GREEDY, KeyedRandomness(0), cache=warm(toy("draft"), list(range(rows))))
+    with pytest.raises(CacheLengthError, match=rf"the draft model's cache holds {rows} rows, a prompt of 3"):
+        decoder.prefill([0, 1, 2], drafter, 4)
+    assert offsets(drafter.cache) == (rows,)
+
+
+def test_a_warm_cache_of_other_tokens_is_seen_in_the_content():
+    """The control of warm starts: lengths alone would not tell."""
+    decoder, drafter = make()
+    state = decoder.prefill(PROMPT, drafter, 4, warm(toy("target"), [9, 9]))
+    assert_at_boundary(state)
+    with pytest.raises(AssertionError, match="target layer 0: keys differ"):
+        assert_cache_content(state, {"target": toy("target"), "draft": toy("draft")})
+
+
+@pytest.mark.parametrize("more", [[], [7], [7, 8, 9]], ids=str)
+@pytest.mark.parametrize("close_after", [None, 1, 4])
+def test_a_next_turn_continues_as_a_fresh_decode_of_the_whole_history_would(more, close_after):
+    decoder, drafter = make("greedy", 4, draft=mixed())
+    state = decoder.prefill(PROMPT, drafter, 7)
+    iterator = decoder.generate(state)
+    for _ in range(7 if close_after is None else close_after):
+        next(iterator)
+    iterator.close()
+    history = [*state.history, *more]
+    following = decoder.extend(state, more, 6)
+    assert_at_boundary(following)
+    assert following.prompt_length == len(history)
+    assert tuple(tokens_of(decoder.generate(following))) == greedy(toy("target"), history, 6)
+    assert_at_boundary(following)
+
+
+def test_a_turn_of_no_tokens_keeps_the_last_prompt_token_pending_and_can_be_extended():
+    decoder, drafter = make("greedy", 3)
+    state = decoder.prefill(PROMPT, drafter, 0)
+    assert (state.history, state.finish, tokens_of(decoder.generate(state))) == (PROMPT, "length", [])
+    assert_at_boundary(state)
+    following = decoder.extend(state, [], 5)
+    assert tuple(tokens_of(decoder.generate(following))) == greedy(toy("target"), PROMPT, 5)
+
+
+def test_a_fault_in_a_next_turn_leaves_the_turn_before_it_usable():
+    models = {"target": Failing(toy("target"), 5, "half-way", InjectedError()), "draft": toy("target")}
+    decoder, drafter = make("greedy", 4, **models)
+    state = decoder.prefill(PROMPT, drafter, 6)
+    tokens_of(decoder.generate(state))
+    models["target"].call = models["target"].calls
+    with pytest.raises(InjectedError):
+        decoder.extend(state, [7], 5)
+    assert_at_boundary(state)
+    history = [*state.history, 7]
+    assert tuple(tokens_of(decoder.generate(decoder.extend(state, [7], 5)))) == greedy(toy("target"), history, 5)
+
+
+def test_a_copied_state_decodes_on_by_itself():
+    decoder, drafter = make("greedy", 3, draft=mixed())
+    state = decoder.prefill(PROMPT, drafter, COUNT)
+    decoder.step(state)
+    twin, history = state.copy(), list(state.history)
+    assert tokens_of(decoder.generate(twin)) == list(uninterrupted())
+    assert (state.history, state.num_rounds) == (history, 1)
+    assert_at_boundary(state)
+    assert_cache_content(state, {"target": toy("target"), "draft": toy("target")})
+    assert tokens_of(decoder.generate(state)) == list(uninterrupted())
+
+
+def test_cutting_a_target_cache_behind_the_decoders_back_is_seen_at_the_boundary():
+    """The control of `assert_at_boundary`."""
+    decoder, drafter = make()
+    state = decoder.prefill(PROMPT, drafter, 4)
+    trim_to(state.target_cache, 2)
+    with pytest.raises(AssertionError, match=r"caches hold .*2, 2, 2.*expected 3 = prompt 3 \+ emitted 1 - 1"):
+        assert_at_boundary(state)
