@@ -1,0 +1,74 @@
+"""What all tests share: the engines under audit (`--engine`), expected failures, and Hypothesis profiles.
+
+`HYPOTHESIS_PROFILE` chooses one of `dev` (default), `ci` (the same examples every time) and `fuzz` (many).
+"""
+
+from __future__ import annotations
+
+import os
+
+import known_failures
+import pytest
+from hypothesis import HealthCheck, settings
+from subjects import SUBJECTS, Runs, Subjects
+
+from reference.errors import InvalidInput
+from specproof.engine import Engine
+
+settings.register_profile("dev", max_examples=10, deadline=None, report_multiple_bugs=False)
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
+settings.register_profile(
+    "fuzz", settings.get_profile("dev"), max_examples=1000, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--engine NAME`, repeatable."""
+    parser.addoption(
+        "--engine",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="audit this engine (repeatable; a name, or module:attribute); default: all that are installed",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the engines, the Hypothesis profile and the expected failures."""
+    config.addinivalue_line("markers", "invariant(name): the run invariant that this test checks")
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+    try:
+        config.stash[SUBJECTS] = Subjects.named(config.getoption("--engine"))
+    except InvalidInput as error:
+        raise pytest.UsageError(str(error)) from error
+    config.pluginmanager.register(known_failures.Ledger(known_failures.read()), "known-failures")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Which engines are audited, and why others are not."""
+    return config.stash[SUBJECTS].header()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The fixture `engine` goes through all engines under audit."""
+    if "engine" in metafunc.fixturenames:
+        names = list(metafunc.config.stash[SUBJECTS].engines)
+        metafunc.parametrize("engine", names, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """One of the engines under audit."""
+    return request.config.stash[SUBJECTS].engines[request.param]
+
+
+@pytest.fixture(scope="session")
+def subjects(request: pytest.FixtureRequest) -> Subjects:
+    """All engines under audit."""
+    return request.config.stash[SUBJECTS]
+
+
+@pytest.fixture(scope="session")
+def runs() -> Runs:
+    """Runs of the audit's cases, shared by all tests."""
+    return Runs()

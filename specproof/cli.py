@@ -1,0 +1,171 @@
+"""The command line: `specproof audit`. Parses, reports and sets the exit status; `audit` and `report` do the work.
+
+Exit status: 0 if every check that could be made holds (failures of a peer do not count), 1 if one fails,
+2 if the call was wrong, 130 if interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from reference.drafters import check_vocabularies
+from reference.errors import InvalidInput, InvalidSetting
+from reference.transformer import load
+from specproof import audit as auditing
+from specproof.engine import ENGINES, Engine, load_engine
+from specproof.errors import MissingExtra
+from specproof.pairs import Pair, toy
+from specproof.report import print_report, require_markdown, to_json, to_markdown
+
+EXIT_FAILS, EXIT_WRONG_CALL, EXIT_INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def _specproof() -> None:
+    """An executable specification of speculative decoding."""
+
+
+@app.command()
+def audit(
+    engines: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ENGINE]...", help=f"{', '.join(ENGINES)} or module:attribute. None: all that are installed."
+        ),
+    ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ENGINE", help="Audit this engine too, but let no failure of it change the exit status."),
+    ] = None,
+    target: Annotated[
+        Path | None, typer.Option(help="Hugging Face Llama folder to use in place of the toy target.")
+    ] = None,
+    draft: Annotated[Path | None, typer.Option(help="The drafter that goes with --target.")] = None,
+    regime: Annotated[list[str] | None, typer.Option(help="Run the cases of this regime only. Repeatable.")] = None,
+    check: Annotated[list[str] | None, typer.Option(help="Make this check only. Repeatable.")] = None,
+    case: Annotated[str | None, typer.Option(metavar="ID", help="Run this case only.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer cases of every kind.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Every case derives its random numbers from it.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")] = None,
+    markdown_file: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the report as Markdown.")
+    ] = None,
+) -> None:
+    """Check speculative decoders: cache bookkeeping, output distribution, acceptance, exits.
+
+    Exit status: 0 all checks hold (a peer's failures do not count), 1 a check fails, 2 the call was wrong.
+    """
+    peers = tuple(peer or ())
+    out, err = _console(stderr=False), _console(stderr=True)
+    try:
+        _check_outputs(json_file, markdown_file)
+        subjects = _load_engines([*(engines or ()), *peers] or _installed(err))
+        settings = auditing.Settings(
+            pair=_pair(target, draft),
+            quick=quick,
+            seed=seed,
+            regimes=tuple(regime or ()),
+            checks=tuple(check or ()),
+            case_id=case,
+            peers=frozenset(peers),
+        )
+        with _progress(err) as on_progress:
+            report = auditing.audit(subjects, settings, on_progress)
+    except InvalidInput as error:
+        err.print(f"specproof: {error}", markup=False, soft_wrap=True)
+        raise typer.Exit(EXIT_WRONG_CALL) from None
+    except KeyboardInterrupt:
+        err.print("specproof: interrupted; no report was written")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    print_report(report, out)
+    if json_file:
+        json_file.write_text(json.dumps(to_json(report), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    if markdown_file:
+        markdown_file.write_text(to_markdown(report), encoding="utf-8")
+    if not report.passed:
+        raise typer.Exit(EXIT_FAILS)
+
+
+def _console(stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 120  # a pipe has no width of its own; with rich's 80 columns the table would break
+    return console
+
+
+def _check_outputs(json_file: Path | None, markdown_file: Path | None) -> None:
+    """Refuse before the audit what would fail after it."""
+    for file in filter(None, (json_file, markdown_file)):
+        if file.is_dir():
+            raise InvalidSetting(f"cannot write the report to {file}: it is a folder; give a file")
+        if not file.parent.is_dir():
+            raise InvalidSetting(f"cannot write the report to {file}: there is no folder {file.parent}; make it first")
+        if not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise InvalidSetting(f"cannot write the report to {file}: permission denied; give another place")
+    if markdown_file:
+        require_markdown()
+
+
+def _load_engines(names: list[str]) -> dict[str, Engine]:
+    return {name: load_engine(name) for name in names}
+
+
+def _installed(err: Console) -> list[str]:
+    """The engines of the package whose own packages are installed; says which are left out."""
+    names = []
+    for name in ENGINES:
+        try:
+            load_engine(name)
+        except MissingExtra as error:
+            err.print(f"left out: {error}", markup=False, soft_wrap=True)
+        else:
+            names.append(name)
+    return names
+
+
+def _pair(target: Path | None, draft: Path | None) -> Pair:
+    """The pair to audit with, whose vocabularies agree."""
+    if target is None and draft is None:
+        return toy()
+    if target is None or draft is None:
+        raise InvalidSetting("only one of --target and --draft is given; a drafter belongs to its target, give both")
+    check_vocabularies(load(target).vocab_size, load(draft).vocab_size)
+    return Pair(target, draft)
+
+
+@contextmanager
+def _progress(err: Console) -> Iterator[Callable[[auditing.Progress], None]]:
+    """A bar for each engine, on the error stream."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[doing]}"),
+    )
+    # No refresh thread: whatever the collector frees on it, an engine may have bound to its own thread.
+    with Progress(*columns, console=err, auto_refresh=False) as bars:
+        tasks = {}
+
+        def show(progress: auditing.Progress) -> None:
+            if progress.engine not in tasks:
+                tasks[progress.engine] = bars.add_task(progress.engine, total=progress.total, doing="")
+            bars.update(tasks[progress.engine], completed=progress.done, doing=progress.doing, refresh=True)
+
+        yield show
+
+
+def main() -> None:
+    """Entry point of the `specproof` command."""
+    app()

@@ -1,0 +1,111 @@
+"""What an invariant of a single run is, and how its messages name the place they speak of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from specproof.engine import Boundary, Capabilities, Case, Observation
+from specproof.results import Violation
+from specproof.runner import Run
+
+ABSOLUTE = {"float64": 1e-9, "float32": 1e-4}
+"""Largest distance from the oracle that is put down to rounding, relative to the largest value (at least 1)."""
+
+LOGIT_NOISE = {"float64": 1e-9, "float32": 1e-3}
+"""Logit gaps up to this do not settle an argmax: another kernel, or another batch shape, may turn it."""
+
+
+@dataclass(frozen=True)
+class RunInvariant:
+    """A law that every single run obeys.
+
+    Attributes:
+        name: its key in `RUN_INVARIANTS`.
+        statement: what must hold.
+        blind_spot: what this check cannot see.
+        observable: whether an engine of these capabilities can show what it looks at.
+        applies: whether this very run shows it: only such runs count as cases.
+        check: all violations in a run, in order.
+    """
+
+    name: str
+    statement: str
+    blind_spot: str
+    observable: Callable[[Capabilities], bool]
+    applies: Callable[[Run], bool]
+    check: Callable[[Run], list[Violation]]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A place where caches can be looked at: a round boundary, or the exit of the turn.
+
+    Attributes:
+        boundary: None for the exit.
+        index: of the boundary, 0 being the one that prefill left; for the exit, of the last one.
+        emitted: E tokens of the turn up to here.
+        observation: the caches.
+    """
+
+    boundary: Boundary | None
+    index: int
+    emitted: tuple[int, ...]
+    observation: Observation
+
+    @property
+    def round(self) -> int | None:
+        """Index of the round that led here, from 0; None for prefill and exit."""
+        return self.index - 1 if self.boundary is not None and self.index > 0 else None
+
+
+def boundary_points(run: Run) -> Iterator[Point]:
+    """Every round boundary of the run."""
+    for index, boundary in enumerate(run.boundaries):
+        yield Point(boundary, index, boundary.emitted, boundary.observation)
+
+
+def exit_point(run: Run) -> Point:
+    """The end of the run, whatever kind it was."""
+    return Point(None, len(run.boundaries) - 1, run.emitted, run.exit)
+
+
+def place(run: Run, point: Point) -> str:
+    """Where in the run, in words: `round 2, all_reject, k=4`."""
+    if point.boundary is None:
+        where = f"at exit by {run.ending}"
+    else:
+        where = "after prefill" if point.round is None else f"round {point.round}"
+    return f"{where}, {setting(run.case)}"
+
+
+def round_place(run: Run, index: int) -> str:
+    """As `place`, for a round."""
+    return f"round {index}, {setting(run.case)}"
+
+
+def setting(case: Case) -> str:
+    """The regime and block size of a case, in words."""
+    return f"{case.regime}, k={case.num_draft_tokens}"
+
+
+def rows_expected(run: Run, point: Point) -> tuple[int, str]:
+    """The rows a cache must hold at a point, P + E - 1 and the engine's constant, and the formula with its numbers."""
+    prompt, emitted, convention = len(run.case.prompt), len(point.emitted), run.capabilities.offset_convention
+    shift = f" + {convention} (the engine's convention)" if convention else ""
+    return prompt + emitted - 1 + convention, f"prompt {prompt} + emitted {emitted} - 1{shift}"
+
+
+def rows(count: int) -> str:
+    """A number of rows, in words."""
+    return f"{count} row" if count == 1 else f"{count} rows"
+
+
+def always(run: Run) -> bool:
+    """For invariants that every run shows."""
+    return True
+
+
+def has_rounds(run: Run) -> bool:
+    """For invariants of rounds: whether any was seen."""
+    return any(boundary.round is not None for boundary in run.boundaries)

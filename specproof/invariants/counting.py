@@ -1,0 +1,129 @@
+"""`counters`: what an engine reports of its rounds adds up, and equals what the models say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from reference.values import DraftDistribution, Round
+from specproof.engine import Capabilities
+from specproof.invariants.base import ABSOLUTE, RunInvariant, has_rounds, round_place, setting
+from specproof.results import Violation
+from specproof.runner import Run
+
+NAME = "counters"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Totals of some rounds.
+
+    Attributes:
+        proposed, tested, accepted, cut: over all rounds.
+        reached: for every position of a block, the rounds in which it was tested: the denominator of its rate.
+        accepted_at: the rounds in which it was accepted.
+    """
+
+    proposed: int
+    tested: int
+    accepted: int
+    cut: int
+    reached: tuple[int, ...]
+    accepted_at: tuple[int, ...]
+
+
+def count(rounds: Sequence[Round]) -> Counts:
+    """The totals of some rounds. A rate is conditional on its position being reached: accepted_at / reached."""
+    longest = max((len(done.drafted) for done in rounds), default=0)
+    return Counts(
+        proposed=sum(len(done.drafted) for done in rounds),
+        tested=sum(done.num_tested for done in rounds),
+        accepted=sum(done.num_accepted for done in rounds),
+        cut=sum(done.num_cut for done in rounds),
+        reached=tuple(sum(done.num_tested > i for done in rounds) for i in range(longest)),
+        accepted_at=tuple(sum(done.num_accepted > i for done in rounds) for i in range(longest)),
+    )
+
+
+def _check(run: Run) -> list[Violation]:
+    found: list[Violation] = []
+    for index, boundary in enumerate(run.boundaries[1:]):
+        if boundary.round is not None:
+            before = run.boundaries[index].emitted
+            problems = [
+                *_round_problems(run, boundary.round, boundary.draft_distributions, before),
+                *_order_problems(run, boundary.round, last=index == len(run.boundaries) - 2),
+            ]
+            found += [Violation(NAME, run.case.id, index, f"{what} ({round_place(run, index)}).") for what in problems]
+    return [*found, *_total_violation(run)]
+
+
+def _round_problems(
+    run: Run, done: Round, draft: tuple[DraftDistribution, ...] | None, before: tuple[int, ...]
+) -> Iterator[str]:
+    """A round's figures: their number, and their values as the models give them."""
+    k, tested = len(done.drafted), done.num_tested
+    for name, wanted in (("p", k), ("q", k), ("sum_min", tested), ("sum_prod", tested)):
+        figures = getattr(done, name)
+        if len(figures) not in (0, wanted):
+            yield f"{name} has {len(figures)} entries, expected {wanted} ({k} proposed, {tested} tested)"
+            return
+    history = run.case.prompt + before
+    p = run.target.distributions(history + done.drafted, len(history), run.case.sampling)
+    q = [distribution.dense() for distribution in draft or ()]
+    expected = {
+        "p": [p[i][token] for i, token in enumerate(done.drafted)],
+        "q": [dense[token] for dense, token in zip(q, done.drafted, strict=False)],
+        "sum_min": [np.minimum(a, b).sum() for a, b in zip(p, q, strict=False)],
+        "sum_prod": [a @ b for a, b in zip(p, q, strict=False)],
+    }
+    for name, values in expected.items():
+        for i, (reported, value) in enumerate(zip(getattr(done, name), values, strict=False)):
+            if not abs(reported - value) <= ABSOLUTE[run.capabilities.precision]:
+                yield f"{name} of proposal {i} is reported as {reported:.6g}, the models' logits give {value:.6g}"
+
+
+def _order_problems(run: Run, done: Round, last: bool) -> Iterator[str]:
+    """What only the last round of a turn may report: an end, and a cut block."""
+    if done.finish is not None and not last:
+        yield f"the turn is reported as finished ({done.finish}), and another round follows"
+    if done.num_cut and not last:
+        yield f"{done.num_cut} decided tokens were not emitted, and another round follows"
+    if last and done.finish is not None and run.ending in ("stop", "length") and done.finish != run.ending:
+        yield f"the turn is reported as finished by {done.finish}, and its last token says {run.ending}"
+
+
+def _total_violation(run: Run) -> Iterator[Violation]:
+    """Emitted = what prefill emitted + sum of (a + 1) - what was cut, against what the caller received."""
+    rounds = [boundary.round for boundary in run.boundaries if boundary.round is not None]
+    if run.ending not in ("stop", "length") or not rounds:
+        return
+    counts, first = count(rounds), len(run.boundaries[0].emitted)
+    expected = first + counts.accepted + len(rounds) - counts.cut
+    if len(run.emitted) != expected:
+        yield Violation(
+            NAME,
+            run.case.id,
+            None,
+            f"{len(run.emitted)} tokens were received, expected {expected} = prefill {first} + "
+            f"accepted {counts.accepted} + rounds {len(rounds)} - cut {counts.cut} "
+            f"({setting(run.case)}, ended by {run.ending}).",
+            {"received": len(run.emitted), "expected": expected},
+        )
+
+
+def _observable(capabilities: Capabilities) -> bool:
+    return capabilities.rounds
+
+
+COUNTERS = RunInvariant(
+    name=NAME,
+    statement="emitted = sum of (a + 1) less what was cut; the reported p, q and closed forms have one entry per "
+    "position and equal those of the models' own distributions; only the last round ends the turn or is cut",
+    blind_spot="counters that an engine keeps elsewhere, in its logs or metrics",
+    observable=_observable,
+    applies=has_rounds,
+    check=_check,
+)

@@ -1,0 +1,90 @@
+"""`honest_q`: the reported q is the distribution that the proposal was really drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from reference.values import DraftDistribution, Round
+from specproof.engine import Capabilities, Floats
+from specproof.invariants.base import ABSOLUTE, LOGIT_NOISE, RunInvariant, round_place
+from specproof.results import Violation
+from specproof.runner import Run
+
+NAME = "honest_q"
+
+
+def _check(run: Run) -> list[Violation]:
+    found: list[Violation] = []
+    for index, boundary in enumerate(run.boundaries[1:]):
+        if boundary.round is None or boundary.draft_distributions is None:
+            continue
+        history = run.case.prompt + run.boundaries[index].emitted
+        for i, problem in _problems(run, history, boundary.round, boundary.draft_distributions):
+            message = f"q of proposal {i} {problem} ({round_place(run, index)})."
+            found.append(Violation(NAME, run.case.id, index, message, {"proposal": i}))
+    return found
+
+
+def _problems(
+    run: Run, history: tuple[int, ...], done: Round, reported: Sequence[DraftDistribution]
+) -> Iterator[tuple[int, str]]:
+    """(proposal, what is wrong with its q)."""
+    if len(reported) != len(done.drafted):
+        yield len(reported), f"is missing: {len(reported)} distributions were shown for {len(done.drafted)} proposals"
+        return
+    tolerance = ABSOLUTE[run.capabilities.precision]
+    recomputed = _recomputed(run, history, done)
+    for i, (token, distribution) in enumerate(zip(done.drafted, reported, strict=True)):
+        q, wanted = distribution.dense(), recomputed[i]
+        distance = float(np.abs(q - wanted).max()) if len(q) == len(wanted) else float("inf")
+        if not abs(q.sum() - 1) <= max(tolerance, 1e-6):
+            yield i, f"sums to {q.sum():.6g}, expected 1: report it after temperature, masks and penalties, normalised"
+        elif not distribution.prob(token) > 0:
+            yield i, f"gives the drafted token {token} no mass: report the distribution that the token was drawn from"
+        elif distance > tolerance and not _is_turned_tie(run, history + done.drafted[:i], q):
+            yield (
+                i,
+                (
+                    f"differs by {distance:.3g} (tolerance {tolerance:g}) from the drafter's distribution, recomputed "
+                    f"without a cache: it gives token {token} mass {distribution.prob(token):.4g}, "
+                    f"expected {wanted[token]:.4g}"
+                ),
+            )
+
+
+def _recomputed(run: Run, history: tuple[int, ...], done: Round) -> list[Floats]:
+    """The q of each proposal, without a cache; a drafter without a model is certain of what it proposes."""
+    if run.draft is None:
+        return [DraftDistribution.point_mass(token, run.target.vocab_size).dense() for token in done.drafted]
+    if not done.drafted:
+        return []
+    return run.draft.distributions(history + done.drafted[:-1], len(history), run.case.sampling)
+
+
+def _is_turned_tie(run: Run, prefix: tuple[int, ...], q: Floats) -> bool:
+    """Whether q is a point mass at temperature 0 on a token whose logit is the best but for rounding."""
+    if run.draft is None or run.case.sampling.temperature > 0 or np.count_nonzero(q) != 1:
+        return False
+    (scores,) = run.draft.scores(prefix, len(prefix), run.case.sampling)
+    return bool(scores.max() - scores[int(q.argmax())] <= LOGIT_NOISE[run.capabilities.precision])
+
+
+def _observable(capabilities: Capabilities) -> bool:
+    return capabilities.rounds and capabilities.draft_distributions
+
+
+def _applies(run: Run) -> bool:
+    return any(boundary.round is not None and boundary.draft_distributions for boundary in run.boundaries)
+
+
+HONEST_Q = RunInvariant(
+    name=NAME,
+    statement="the reported q is normalised, gives the drafted token positive mass, and equals the drafter's "
+    "distribution recomputed without a cache for that very prefix",
+    blind_spot="how the token was drawn from q: a drafter that takes q's argmax and reports q is exact_law's to see",
+    observable=_observable,
+    applies=_applies,
+    check=_check,
+)

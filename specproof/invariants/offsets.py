@@ -1,0 +1,111 @@
+"""`target_cache_offset` and `draft_cache_offset`: how many rows each layer holds, at every boundary and at the exit."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from specproof.engine import Capabilities
+from specproof.invariants.base import (
+    Point,
+    RunInvariant,
+    boundary_points,
+    exit_point,
+    place,
+    rows,
+    rows_expected,
+)
+from specproof.invariants.signatures import CacheName, advice, offsets_of
+from specproof.results import Violation
+from specproof.runner import Run
+
+
+def offset_violation(run: Run, point: Point, cache: CacheName, invariant: str) -> Violation | None:
+    """What is wrong with the length of a cache at a point; None if nothing is, or nothing can be seen."""
+    layers = offsets_of(point.observation, cache)
+    if layers is None:
+        return None
+    expected, formula = rows_expected(run, point)
+    if not run.boundaries and run.ending == "abort":
+        return _before_first_boundary(run, point, cache, invariant, layers, expected)
+    allowed = {expected, expected - 1} if cache == "draft" and _may_lag(run, point) else {expected}
+    wrong = [(layer, held) for layer, held in enumerate(layers) if held not in allowed]
+    if not wrong:
+        return None
+    layer, held = wrong[0]
+    which = "" if len(wrong) == len(layers) else f" in layer {layer} of {len(layers)}"
+    many = f"{rows(abs(held - expected))} too {'many' if held > expected else 'few'}"
+    return Violation(
+        invariant,
+        run.case.id,
+        point.round,
+        f"{cache} cache holds {rows(held)}{which}, expected {expected} = {formula} ({place(run, point)}): {many}. "
+        + advice(run, point, cache, held, expected),
+        {"held": held, "expected": expected, "prompt": len(run.case.prompt), "emitted": len(point.emitted),
+         "layer": layer},
+    )  # fmt: skip
+
+
+def _before_first_boundary(
+    run: Run, point: Point, cache: CacheName, invariant: str, layers: tuple[int, ...], most: int
+) -> Violation | None:
+    """After an exception in prefill nothing is committed: any number of rows short of the prompt's end will do."""
+    if len(set(layers)) == 1 and layers[0] <= most:
+        return None
+    return Violation(
+        invariant,
+        run.case.id,
+        None,
+        f"{cache} cache holds {layers} rows by layer after an exception in prefill, expected one number for all, "
+        f"at most {most} = prompt {len(run.case.prompt)} - 1 ({place(run, point)}). "
+        "Roll every layer back to where the call began.",
+        {"held": max(layers), "most": most},
+    )
+
+
+def _may_lag(run: Run, point: Point) -> bool:
+    """Whether the last accepted proposal may be missing: a deferred drafter forwards it in the next round.
+
+    Only after a full acceptance, and never at an exit but by an exception: that returns to the last boundary.
+    """
+    at_boundary = point.boundary is not None or run.ending == "abort"
+    done = run.boundaries[point.index].round if run.boundaries and at_boundary else None
+    return (
+        run.capabilities.draft_schedule == "deferred"
+        and done is not None
+        and done.num_accepted == len(done.drafted)
+        and done.finish is None
+    )
+
+
+def _check(cache: CacheName, run: Run) -> list[Violation]:
+    points = [*boundary_points(run), exit_point(run)]
+    found = [offset_violation(run, point, cache, f"{cache}_cache_offset") for point in points]
+    return [violation for violation in found if violation]
+
+
+def _observable(cache: CacheName, capabilities: Capabilities) -> bool:
+    return capabilities.target_offsets if cache == "target" else capabilities.draft_offsets
+
+
+def _applies(cache: CacheName, run: Run) -> bool:
+    return any(offsets_of(point.observation, cache) is not None for point in (*boundary_points(run), exit_point(run)))
+
+
+TARGET_CACHE_OFFSET = RunInvariant(
+    name="target_cache_offset",
+    statement="every target layer holds exactly prompt + emitted - 1 rows at every round boundary and after every exit",
+    blind_spot="what the rows hold: a cache of the right length may carry the rows of rejected tokens",
+    observable=partial(_observable, "target"),
+    applies=partial(_applies, "target"),
+    check=partial(_check, "target"),
+)
+
+DRAFT_CACHE_OFFSET = RunInvariant(
+    name="draft_cache_offset",
+    statement="every drafter layer holds exactly prompt + emitted - 1 rows at every round boundary and after every "
+    "exit (a deferred drafter may be one short inside a turn, after a full acceptance)",
+    blind_spot="what the rows hold; and a drafter without a cache, or one that hides it",
+    observable=partial(_observable, "draft"),
+    applies=partial(_applies, "draft"),
+    check=partial(_check, "draft"),
+)

@@ -1,0 +1,60 @@
+"""The laws: checks that look at many runs of an engine at once. What a single run shows is for `invariants`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from specproof import acceptance_rate, exact_law, output_distribution
+from specproof.engine import Capabilities, Engine
+from specproof.pairs import Pair
+from specproof.results import CheckResult
+
+
+@dataclass(frozen=True)
+class Law:
+    """One law.
+
+    Attributes:
+        name: its key in `LAWS`.
+        statement: what holds for a right engine.
+        blind_spot: what it cannot see.
+        observable: whether an engine with these capabilities shows enough for it.
+        check: (engine, pair of a small vocabulary, seed, quick) -> result. `not_observable` where `observable`
+            is False; what the engine raises is a violation.
+    """
+
+    name: str
+    statement: str
+    blind_spot: str
+    observable: Callable[[Capabilities], bool]
+    check: Callable[[Engine, Pair, int, bool], CheckResult]
+
+
+LAWS: Mapping[str, Law] = {
+    law.name: law
+    for law in (
+        Law(
+            exact_law.NAME,
+            "the distribution over output sequences, found by enumerating every random choice, is the target's",
+            "the engine's own generator; blocks longer than 3; a drafter with a wrong cache and an honest q",
+            exact_law.observable,
+            exact_law.check,
+        ),
+        Law(
+            output_distribution.NAME,
+            "sequences drawn with the engine's own random numbers follow the target's exact law",
+            "total variations below what its note gives; differences between rare, pooled sequences; long sequences",
+            output_distribution.observable,
+            output_distribution.check,
+        ),
+        Law(
+            acceptance_rate.NAME,
+            "proposals that are tested are accepted as often as the rule's closed form of p and q says",
+            "deviations below what its note gives; a drafter without a model",
+            acceptance_rate.observable,
+            acceptance_rate.check,
+        ),
+    )
+}
+"""Every law, by name."""

@@ -1,0 +1,41 @@
+"""Pairs of checkpoints: which target with which drafter. Knows folders only; nothing of what is in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from reference.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and the drafter that goes with it: two Hugging Face Llama folders."""
+
+    target: Path
+    draft: Path
+
+
+def toy_folder() -> Path:
+    """The folder of the toy checkpoints: inside the installed package, or beside it in the repository.
+
+    Raises:
+        CheckpointError: neither is there.
+    """
+    package = Path(__file__).parent
+    candidates = [root / "fixtures" / "toy" for root in (package, package.parent)]
+    for folder in candidates:
+        if folder.is_dir():
+            return folder
+    looked = " or ".join(str(folder) for folder in candidates)
+    raise CheckpointError(f"no toy checkpoints at {looked}; write them with `python fixtures/make_toy.py`")
+
+
+def toy() -> Pair:
+    """Vocabulary 32, three layers and one: for everything but exact laws."""
+    return Pair(toy_folder() / "target", toy_folder() / "draft")
+
+
+def tiny() -> Pair:
+    """Vocabulary 3, two layers and one: small enough to enumerate every outcome."""
+    return Pair(toy_folder() / "tiny-target", toy_folder() / "tiny-draft")

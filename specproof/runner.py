@@ -1,0 +1,159 @@
+"""Run one case on one engine and keep all that the invariants look at. Judges nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, cast
+
+from specproof.engine import Boundary, Capabilities, Case, Engine, ModelSpec, Observation, ResumableEngine, Session
+from specproof.errors import InjectedFault
+from specproof.oracle import Oracle, oracle_of
+
+Ending = Literal["stop", "length", "close", "abort"]
+
+CONTINUED_TOKENS = 3
+"""Length of the further turn that is run on the caches a turn left."""
+OVERRUN = 16
+"""Tokens beyond `max_tokens` after which a run is cut: an engine may not know when to end."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A further turn on the caches that a turn left, without stop tokens, faults or an early close.
+
+    Attributes:
+        added: what the turn adds to the history before it goes on.
+        emitted: the tokens it emitted.
+        error: what it raised, as text; None if it ended by itself.
+    """
+
+    added: tuple[int, ...]
+    emitted: tuple[int, ...]
+    error: str | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """All that was seen of one case on one engine.
+
+    Attributes:
+        engine: its name.
+        capabilities: what it says it can show.
+        case: what it ran.
+        emitted: the tokens that its caller received.
+        boundaries: round boundaries, prefill's first; empty where rounds cannot be seen.
+        ending: how the turn ended. A natural end counts as "stop" if its last token is a stop token.
+        exit: the caches after the end; nothing where the engine failed before there was a session.
+        error: what was raised, as text: None unless the turn aborted.
+        injected: whether the exception was the case's own fault.
+        continuation: a further turn, where the engine is resumable and the temperature 0.
+    """
+
+    engine: str
+    capabilities: Capabilities
+    case: Case
+    emitted: tuple[int, ...]
+    boundaries: tuple[Boundary, ...]
+    ending: Ending
+    exit: Observation
+    error: str | None = None
+    injected: bool = False
+    continuation: Continuation | None = None
+
+    @cached_property
+    def target(self) -> Oracle:
+        """The cache-free truth about the target."""
+        return oracle_of(replace(self.case.target, fault=None))
+
+    @cached_property
+    def draft(self) -> Oracle | None:
+        """The cache-free truth about the draft model; None for a drafter without a model."""
+        return None if self.case.draft is None else oracle_of(replace(self.case.draft, fault=None))
+
+    def __repr__(self) -> str:
+        rounds = max(len(self.boundaries) - 1, 0)
+        return f"Run({self.engine}, {self.case.id}: {len(self.emitted)} tokens, {rounds} rounds, {self.ending})"
+
+    @property
+    def history(self) -> tuple[int, ...]:
+        """Prompt and received tokens."""
+        return self.case.prompt + self.emitted
+
+
+def run_case(engine: Engine, case: Case) -> Run:
+    """Run `case` to its end, close or exception, look at the caches, and continue where that can be done."""
+    emitted: list[int] = []
+    session: Session | None = None
+    closed, error = False, None
+    try:
+        session = engine.start(case)
+        closed = _consume(session, emitted, case)
+    except Exception as raised:  # whatever an engine raises is a finding, not a failure of the harness
+        error = raised
+    ending = _ending(case, emitted, closed, error)
+    return Run(
+        engine=engine.name,
+        capabilities=engine.capabilities,
+        case=case,
+        emitted=tuple(emitted),
+        boundaries=tuple(session.boundaries) if session else (),
+        ending=ending,
+        exit=session.observe() if session else Observation(),
+        error=None if error is None else _text(error),
+        injected=isinstance(error, InjectedFault),
+        continuation=_continue(engine, session, tuple(emitted), ending, case) if session else None,
+    )
+
+
+def _consume(session: Session, emitted: list[int], case: Case) -> bool:
+    """Read tokens into `emitted`; True if the session was closed before its own end.
+
+    A session that runs on past its budget is closed after `OVERRUN` tokens too many.
+    """
+    for token in session:
+        emitted.append(int(token))
+        if len(emitted) in (case.close_after, case.max_tokens + OVERRUN):
+            session.close()
+            return True
+    return False
+
+
+def _ending(case: Case, emitted: Sequence[int], closed: bool, error: Exception | None) -> Ending:
+    if error is not None:
+        return "abort"
+    if closed:
+        return "close"
+    return "stop" if emitted and emitted[-1] in case.stop_tokens else "length"
+
+
+def _continue(
+    engine: Engine, session: Session, emitted: tuple[int, ...], ending: Ending, case: Case
+) -> Continuation | None:
+    """A further turn. After a natural end it adds two tokens, as a chat does; else it just goes on."""
+    if not engine.capabilities.resumable or case.sampling.temperature > 0:
+        return None
+    added = (case.prompt * 2)[:2] if ending in ("stop", "length") else ()
+    further = replace(
+        case,
+        target=_faultless(case.target),
+        draft=_faultless(case.draft) if case.draft else None,
+        max_tokens=CONTINUED_TOKENS,
+        stop_tokens=frozenset(),
+        close_after=None,
+    )
+    received: list[int] = []
+    try:
+        _consume(cast(ResumableEngine, engine).resume(session, emitted, added, further), received, further)
+    except Exception as raised:  # as above: a finding
+        return Continuation(added, tuple(received), _text(raised))
+    return Continuation(added, tuple(received))
+
+
+def _faultless(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, fault=None)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,30 @@
+"""Points: every engine x regime x rule x k that an invariant can be seen at."""
+
+from __future__ import annotations
+
+import pytest
+from subjects import SUBJECTS, Point, Runs, Subjects, points_of
+
+from specproof.invariants import RUN_INVARIANTS
+from specproof.runner import Run
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The fixture `point` goes through all points of the engines that can show the test's invariant."""
+    if "point" not in metafunc.fixturenames:
+        return
+    marker = metafunc.definition.get_closest_marker("invariant")
+    invariant = RUN_INVARIANTS[marker.args[0]]
+    points = [
+        point
+        for name, engine in metafunc.config.stash[SUBJECTS].engines.items()
+        if invariant.observable(engine.capabilities)
+        for point in points_of(name, engine)
+    ]
+    metafunc.parametrize("point", points, ids=[f"{point.engine}-{point.path}" for point in points])
+
+
+@pytest.fixture
+def run(point: Point, subjects: Subjects, runs: Runs) -> Run:
+    """The run of a point's case."""
+    return runs.of(subjects.engines[point.engine], point.case)

@@ -1,0 +1,126 @@
+"""Everything Hypothesis draws: prompts, scripts, block sizes, budgets, stop sets, sampling, and whole cases.
+
+A strategy stays inside what an engine declares, so that one test serves all engines. Values are drawn so that smaller
+is simpler: a shrunk case has a short prompt, k = 1, few tokens and temperature 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from reference.values import SamplingParams
+from specproof import forcing
+from specproof.engine import Capabilities, Case, Fault, ModelSpec
+from specproof.oracle import oracle_of
+from specproof.pairs import Pair
+from specproof.regimes import REGIMES
+
+# Away from round numbers: a sum of equal probabilities must not hit a threshold exactly, or rounding decides.
+TOP_P = (0.37, 0.63, 0.91)
+MIN_P = (0.03, 0.11)
+
+
+def prompts(vocab_size: int, max_size: int = 8) -> st.SearchStrategy[tuple[int, ...]]:
+    """A prompt of at least one token."""
+    return st.lists(st.integers(0, vocab_size - 1), min_size=1, max_size=max_size).map(tuple)
+
+
+def scripts() -> st.SearchStrategy[tuple[bool, ...]]:
+    """Where a drafter agrees with its target, by position, repeated for ever."""
+    return st.lists(st.booleans(), min_size=1, max_size=7).map(tuple)
+
+
+def block_sizes(smallest: int = 1) -> st.SearchStrategy[int]:
+    """k: 1 to 6."""
+    return st.integers(smallest, 6)
+
+
+def budgets() -> st.SearchStrategy[int]:
+    """max_tokens: from none to a few rounds."""
+    return st.integers(0, 12)
+
+
+def stop_sets(vocab_size: int) -> st.SearchStrategy[frozenset[int]]:
+    """Mostly small, often empty."""
+    return st.frozensets(st.integers(0, vocab_size - 1), max_size=4)
+
+
+@st.composite
+def samplings(draw: st.DrawFn, fields: frozenset[str], vocab_size: int, temperatures: bool = True) -> SamplingParams:
+    """Sampling parameters among the fields that are declared; temperature 0 in about half of them."""
+    floats: Callable[..., st.SearchStrategy[float]] = st.floats
+    kinds: dict[str, st.SearchStrategy[Any]] = {
+        "top_k": st.integers(0, vocab_size),
+        "top_p": st.sampled_from((1.0, *TOP_P)),
+        "min_p": st.sampled_from((0.0, *MIN_P)),
+        "repetition_penalty": st.sampled_from((1.0, 0.8, 1.5)),
+        "presence_penalty": st.sampled_from((0.0, 0.6, -0.6)),
+        "frequency_penalty": st.sampled_from((0.0, 0.3, -0.3)),
+        "penalty_window": st.integers(0, 6),
+        "logit_bias": st.dictionaries(st.integers(0, vocab_size - 1), floats(-2, 2), max_size=2),
+    }
+    chosen = draw(st.lists(st.sampled_from(sorted(fields & set(kinds))), max_size=3, unique=True)) if fields else []
+    warm = temperatures and "temperature" in fields and draw(st.booleans())
+    temperature = draw(floats(0.3, 1.5)) if warm else 0.0
+    return SamplingParams(temperature=temperature, **{name: draw(kinds[name]) for name in chosen})
+
+
+@st.composite
+def cases(draw: st.DrawFn, capabilities: Capabilities, pair: Pair) -> Case:
+    """A case of any regime that the engine can be put under, with everything in it drawn."""
+    vocab_size = oracle_of(ModelSpec(pair.target)).vocab_size
+    regime = draw(st.sampled_from([name for name, found in REGIMES.items() if found.runnable(capabilities)]))
+    rule = draw(st.sampled_from(sorted(capabilities.rules)))
+    sampling = draw(samplings(capabilities.sampling, vocab_size, temperatures=rule != "greedy"))
+    drafter = draw(st.sampled_from(sorted(capabilities.drafters)))
+    k = draw(block_sizes(0 if regime == "empty" else 1))
+    case = Case(
+        id=f"drawn/{regime}",
+        regime=regime,
+        target=ModelSpec(pair.target),
+        draft=None,
+        prompt=draw(prompts(vocab_size)) if drafter == "draft_model" else forcing.CYCLE * 2,
+        rule=rule,
+        sampling=sampling,
+        num_draft_tokens=k,
+        max_tokens=draw(budgets()),
+        stop_tokens=draw(stop_sets(vocab_size)) if regime in ("plain", "stop") else frozenset(),
+        seed=draw(st.integers(0, 2**16)),
+        drafter=drafter,
+    )
+    models = _models(draw, case, pair)
+    return draw(_ended(replace(case, target=models.target, draft=models.draft), capabilities))
+
+
+def _models(draw: st.DrawFn, case: Case, pair: Pair) -> forcing.Models:
+    """The models that force the case's regime."""
+    if case.drafter == "prompt_lookup":
+        return forcing.lookup_mixed(pair, draw(scripts()))
+    if case.regime == "all_accept":
+        return forcing.all_accept(pair, case.rule, case.sampling)
+    if case.regime == "all_reject":
+        return forcing.all_reject(pair, case.sampling)
+    if case.regime == "empty":
+        return forcing.sometimes_empty(pair, draw(scripts()))
+    if case.regime == "plain":
+        return forcing.plain(pair)
+    return forcing.mixed(pair, case.rule, case.sampling, draw(scripts()))
+
+
+@st.composite
+def _ended(draw: st.DrawFn, case: Case, capabilities: Capabilities) -> Case:
+    """The case with what its regime says about how it ends, or how rounds become empty."""
+    if case.regime == "empty" and capabilities.min_prob:
+        return replace(case, min_prob=draw(st.sampled_from((0.05, 0.2, 1.5))))
+    if case.regime == "close":
+        return replace(case, close_after=draw(st.integers(1, max(case.max_tokens, 1))))
+    if case.regime == "abort":
+        fault = Fault(draw(st.integers(0, 12)), draw(st.sampled_from(("before", "after"))))
+        if case.draft is not None and draw(st.booleans()):
+            return replace(case, draft=replace(case.draft, fault=fault))
+        return replace(case, target=replace(case.target, fault=fault))
+    return case
