@@ -24,7 +24,7 @@ from mlx_impl.acceptance import RULES
 from mlx_impl.cache import Cache, check_plain, common_offset, make_cache, trim_to, trim_to_at_most
 from mlx_impl.drafters import NAME as DRAFT_NAME
 from mlx_impl.drafters import DeviceBlock, Drafter
-from mlx_impl.forward import check_tokens, device_tokens, feed, forward, vocab_size
+from mlx_impl.forward import check_tokens, device_tokens, feed, forward, plain_count, plain_tokens, vocab_size
 from mlx_impl.randomness import Randomness
 from mlx_impl.sampling import LogitsProcessor, check_rows, distributions, needs_context, row_faults
 from mlx_impl.state import DecoderState
@@ -64,7 +64,7 @@ class Decoder:
         processors: of the target's logits, in mlx-lm's convention; applied before `sampling`.
 
     Raises:
-        InvalidSetting: an unknown rule, `greedy` above temperature 0, k < 0, or a model that hides its vocabulary size.
+        InvalidSetting: an unknown rule, `greedy` above temperature 0, k no integer >= 0, or a model that hides its vocabulary size.
     """
 
     def __init__(
@@ -85,13 +85,11 @@ class Decoder:
                 f"rule 'greedy' at temperature {sampling.temperature} would change the output's distribution; "
                 "give temperature 0, or another rule"
             )
-        if num_draft_tokens < 0:
-            raise InvalidSetting(f"num_draft_tokens is {num_draft_tokens}; give an integer >= 0 (0 decodes plainly)")
         self.target = target
         self.rule = RULES[rule]
         self.sampling = sampling
         self.randomness = randomness
-        self.num_draft_tokens = num_draft_tokens
+        self.num_draft_tokens = plain_count(num_draft_tokens, "num_draft_tokens", " (0 decodes plainly)")
         self.stop_tokens = frozenset(stop_tokens)
         self.processors = tuple(processors)
         self.vocab_size = vocab_size(target)
@@ -100,12 +98,15 @@ class Decoder:
         """One round: propose, verify, commit. Changes `state` in place.
 
         Raises:
-            InvalidSetting: the turn has ended.
+            InvalidSetting: the turn has ended, or `extend` has used the state up.
+            CacheLengthError: the target's cache does not hold the history's rows; something else has used it.
             DecodingFault: a model or a drafter broke its contract (`NonFiniteLogits`, `HiddenCache`, `DishonestDraft`).
             After any exception, of whatever kind, `state` is at the boundary that it was at.
         """
+        state.refuse_if_superseded()
         if state.finish is not None:
             raise InvalidSetting(f"this turn has ended (finish is {state.finish!r}); begin the next one by extend()")
+        state.check_rows()
         try:
             block = self._propose(state)
             verdict = self._verify(state, block)
@@ -120,6 +121,12 @@ class Decoder:
         block = state.drafter.propose(state.history, None, budget)
         if len(block) > budget:
             raise DecodingFault(f"the drafter proposed {len(block)} tokens on a budget of {budget}; mend the drafter")
+        shape = (len(block), self.vocab_size)
+        if block.tokens.ndim != 1 or block.probabilities.shape != shape:
+            raise DecodingFault(
+                f"the drafter gave tokens {block.tokens.shape} with probabilities {block.probabilities.shape}; it must "
+                f"give k tokens and a distribution over the target's vocabulary for each, here {shape}"
+            )
         return block
 
     def _verify(self, state: DecoderState, block: DeviceBlock) -> _Verdict:
@@ -142,10 +149,11 @@ class Decoder:
                 row_faults(logits, p),
             )
         )
+        check_tokens(verdict.drafted, self.vocab_size, "proposal")  # first: what follows from such a token is garbage
         check_rows(verdict.draft_faults, DRAFT_NAME, len(state.history) - 1)
         check_rows(verdict.target_faults, NAME, len(state.history) - 1)
-        if 0 in verdict.q:
-            index = verdict.q.index(0)
+        index = next((index for index, q_drafted in enumerate(verdict.q) if not q_drafted > 0), None)  # NaN, too
+        if index is not None:
             raise DishonestDraft(
                 f"proposal {index} is token {verdict.drafted[index]}, which has no mass under the q reported for it; "
                 "report the distribution that the drafter really draws from, filters included"
@@ -194,9 +202,9 @@ class Decoder:
             DecodingFault: a model broke its contract (`NonFiniteLogits`, `HiddenCache`).
             After any exception both caches are as long as they were.
         """
-        prompt = list(prompt)
+        prompt, max_tokens = plain_tokens(prompt), plain_count(max_tokens, "max_tokens")
         cache = make_cache(self.target) if target_cache is None else target_cache
-        self._check_turn(prompt, drafter, max_tokens, cache)
+        self._check_turn(prompt, drafter, cache)
         kept, draft_kept = common_offset(cache), _rows(drafter)
         state = DecoderState(prompt, len(prompt), max_tokens, cache, drafter, DeviceBlock.empty(self.vocab_size))
         try:
@@ -225,16 +233,17 @@ class Decoder:
             max_tokens: most tokens to emit in the next turn.
 
         Raises:
-            As `prefill`; `state` stays usable then.
+            As `prefill`; `state` stays usable then. InvalidSetting, too, where it was used up before.
         """
-        return self.prefill([*state.history, *tokens], state.drafter, max_tokens, state.target_cache)
+        state.refuse_if_superseded()
+        following = self.prefill([*state.history, *tokens], state.drafter, max_tokens, state.target_cache)
+        state.superseded = True
+        return following
 
-    def _check_turn(self, prompt: list[int], drafter: Drafter, max_tokens: int, cache: Cache) -> None:
+    def _check_turn(self, prompt: list[int], drafter: Drafter, cache: Cache) -> None:
         """Refuse bad arguments before anything is changed."""
         if not prompt:
             raise EmptyPrompt("the prompt has no tokens; give at least one, such as a begin-of-text token")
-        if max_tokens < 0:
-            raise InvalidSetting(f"max_tokens is {max_tokens}; give an integer >= 0")
         check_tokens(prompt, self.vocab_size, "prompt")
         drafter.check_vocabulary(self.target)
         check_plain(cache)
@@ -260,10 +269,15 @@ class Decoder:
 
         A round is committed as a whole before its first token is handed out. When the iterator is closed or fails,
         tokens that were not handed out are taken back, caches included; `generate(state)` then goes on from there.
+
+        Raises:
+            InvalidSetting: `extend` has used the state up. Otherwise as `step`.
         """
+        state.refuse_if_superseded()
         try:
             while True:
                 while state.delivered < len(state.tokens):
+                    state.refuse_if_superseded()
                     state.delivered += 1
                     yield state.tokens[state.delivered - 1]
                 if state.finish is not None:

@@ -9,6 +9,7 @@ cache=cache) -> logits [1, T, V]`. Nothing here waits for the device.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,6 +48,38 @@ def check_tokens(tokens: Sequence[int], size: int, what: str) -> None:
                 f"{what}[{index}] is {token}, outside the vocabulary 0..{size - 1}; "
                 "check that tokenizer and model belong together"
             )
+
+
+def plain_tokens(tokens: Sequence[int] | mx.array) -> list[int]:
+    """Token ids of any integer type as Python's ints.
+
+    Raises:
+        TokenOutOfRange: one is not an integer.
+    """
+    listed = tokens.tolist() if isinstance(tokens, mx.array) else list(tokens)
+    plain: list[int] = []
+    for token in listed:
+        try:
+            plain.append(operator.index(token))
+        except TypeError as error:
+            raise TokenOutOfRange(f"the prompt holds {token!r}, which is no token id; give integers") from error
+    return plain
+
+
+def plain_count(value: int, name: str, hint: str = "") -> int:
+    """A setting that counts something, as Python's int.
+
+    Raises:
+        InvalidSetting: it is not an integer, or negative.
+    """
+    refusal = InvalidSetting(f"{name} is {value}; give an integer >= 0{hint}")
+    try:
+        count = operator.index(value)
+    except TypeError as error:
+        raise refusal from error
+    if count < 0:
+        raise refusal
+    return count
 
 
 def device_tokens(tokens: Sequence[int]) -> mx.array:

@@ -15,6 +15,9 @@ import numpy as np
 from reference.errors import InvalidSetting, NonFiniteLogits
 from reference.values import SamplingParams
 
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+"""The smallest normal and the largest float32. Settings beyond them would become 0 or infinite on the device."""
+
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 """mlx-lm's convention: (tokens [n], logits [1, V]) -> logits [1, V]. May ban tokens by -inf.
 
@@ -49,6 +52,7 @@ def distributions(
     Raises:
         InvalidSetting: a logit bias for a token outside the vocabulary.
     """
+    temperature = min(max(params.temperature, SMALLEST), LARGEST)
     if context is not None:
         logits = _process(logits, context, processors)
         if params.has_penalties:
@@ -60,7 +64,7 @@ def distributions(
         p = point_masses(mx.argmax(logits, axis=-1), logits.shape[-1])
         return mx.where(mx.isfinite(highest), p, mx.nan)
     # The maximum comes off before the division: however small the temperature, no two infinities meet.
-    p = mx.softmax((logits - highest) / params.temperature, axis=-1, precise=True)
+    p = mx.softmax((logits - highest) / temperature, axis=-1, precise=True)
     if 0 < params.top_k < p.shape[-1]:
         p = _keep_most_probable(p, mx.full((p.shape[0], 1), params.top_k, mx.int32))
     if params.top_p < 1:
@@ -78,7 +82,7 @@ def point_masses(tokens: mx.array, vocab_size: int) -> mx.array:
 def row_faults(logits: mx.array, p: mx.array) -> mx.array:
     """What is wrong with each row, from a model's own logits [T, V] and the p made of them: uint8 [T].
 
-    0: nothing; 1: the model's logits are not finite; 2: they are, but the processors left no distribution.
+    0: nothing; 1: the model's logits are not finite; 2: they are, but the settings or processors left no distribution.
     """
     of_model, of_p = mx.all(mx.isfinite(logits), axis=-1), mx.all(mx.isfinite(p), axis=-1)
     return mx.where(of_model, mx.where(of_p, 0, 2), 1).astype(mx.uint8)
@@ -97,8 +101,8 @@ def check_rows(faults: Sequence[int], model_name: str, first_position: int) -> N
             )
         if fault == 2:
             raise NonFiniteLogits(
-                f"the logits processors left the {model_name} no distribution at position {position}; they may ban "
-                "tokens by -inf, but not all, and must not give NaN"
+                f"the sampling settings or processors left the {model_name} no distribution at position {position}; they may ban "
+                "tokens by -inf, but not all, and must not give NaN: look for extreme penalties"
             )
 
 
@@ -119,6 +123,7 @@ def _process(logits: mx.array, context: mx.array, processors: Sequence[LogitsPro
 def _counts(context: mx.array, logits: mx.array, window: int) -> mx.array:
     """How often each token occurs in the last `window` tokens before each row: [L], [T, V] -> float32 [T, V]."""
     num_rows = logits.shape[0]
+    window = min(window, context.shape[0])
     if window:
         context = context[max(context.shape[0] - (window + num_rows - 1), 0) :]  # what any row sees
     length = context.shape[0]
@@ -142,7 +147,7 @@ def _bias(params: SamplingParams, vocab_size: int) -> mx.array:
     for token, bias in params.logit_bias.items():
         if token >= vocab_size:
             raise InvalidSetting(f"logit_bias names token {token}; give ids inside the vocabulary 0..{vocab_size - 1}")
-        dense[token] = bias
+        dense[token] = min(max(bias, -LARGEST), LARGEST)
     return mx.array(dense)
 
 

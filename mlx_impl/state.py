@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from mlx_impl.cache import Cache, copy_cache, trim_to_at_most
+from mlx_impl.cache import Cache, common_offset, copy_cache, trim_to_at_most
 from mlx_impl.drafters import DeviceBlock, Drafter
+from reference.errors import CacheLengthError, InvalidSetting
 from reference.values import Finish, GeneratedToken
 
 
@@ -28,6 +29,7 @@ class DecoderState:
         delivered: how many of them `generate` has handed out.
         finish: why the turn ended; None while it goes on.
         num_rounds: rounds so far in this turn.
+        superseded: set by `extend`: the caches now belong to the state that it returned.
     """
 
     history: list[int]
@@ -40,6 +42,7 @@ class DecoderState:
     delivered: int = 0
     finish: Finish | None = None
     num_rounds: int = 0
+    superseded: bool = False
 
     @property
     def emitted(self) -> tuple[int, ...]:
@@ -60,6 +63,28 @@ class DecoderState:
             drafter=self.drafter.copy(),
             tokens=list(self.tokens),
         )
+
+    def refuse_if_superseded(self) -> None:
+        """Refuse to touch caches that another state goes on with.
+
+        Raises:
+            InvalidSetting: `extend` has used this state up.
+        """
+        if self.superseded:
+            raise InvalidSetting("this state was used up by extend; go on with the state it returned")
+
+    def check_rows(self) -> None:
+        """Refuse a target's cache that something else has written to or cut.
+
+        Raises:
+            CacheLengthError: it does not hold one row for each token of the history but the last.
+        """
+        held = common_offset(self.target_cache)
+        if held != len(self.history) - 1:
+            raise CacheLengthError(
+                f"the target's cache holds {held} rows, not the {len(self.history) - 1} of the history without its "
+                "pending token; let no one else use a state's caches: decode on a copy, or prefill again"
+            )
 
     def record(self, tokens: Sequence[GeneratedToken], block: DeviceBlock, finish: Finish | None) -> None:
         """A round stands: take its tokens in, all at once.
@@ -82,7 +107,7 @@ class DecoderState:
     def take_back_undelivered(self) -> None:
         """End with the last token delivered: a boundary like any other, from which the turn may go on."""
         cut = len(self.tokens) - self.delivered
-        if cut == 0:
+        if self.superseded or cut == 0:
             return
         vars(self).update(history=self.history[:-cut], tokens=self.tokens[:-cut], finish=None)
         self.roll_back()

@@ -71,7 +71,7 @@ class AcceptanceRule:
             DishonestDraft: a proposal has no mass under its q.
         """
         for i, token in enumerate(drafted):
-            if q[i][token] == 0:
+            if not q[i][token] > 0:  # NaN, too
                 raise DishonestDraft(
                     f"draft {i} of the block is token {token}, which has no mass under the q reported for it; "
                     "report the distribution the token was drawn from, after all filters"

@@ -7,6 +7,7 @@ What is proposed, and what is accepted, it leaves to the drafter and the accepta
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Generator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from reference.acceptance import RULES, AcceptanceRule, Verdict
 from reference.cache import KVCache
 from reference.drafters import Drafter
-from reference.errors import CacheLengthError, DecodingFault, EmptyPrompt, InvalidSetting
+from reference.errors import CacheLengthError, DecodingFault, EmptyPrompt, InvalidSetting, TokenOutOfRange
 from reference.randomness import Randomness
 from reference.sampling import LogitsProcessor, next_distribution
 from reference.state import DecoderState
@@ -42,7 +43,7 @@ class Decoder:
         processors: logits processors of the target.
 
     Raises:
-        InvalidSetting: an unknown rule, a negative num_draft_tokens, `greedy` above temperature 0.
+        InvalidSetting: an unknown rule, num_draft_tokens not an integer >= 0, `greedy` above temperature 0.
     """
 
     target: LanguageModel
@@ -57,10 +58,8 @@ class Decoder:
     def __post_init__(self) -> None:
         if isinstance(self.rule, str) and self.rule not in RULES:
             raise InvalidSetting(f"no acceptance rule is named {self.rule!r}; give one of {', '.join(RULES)}")
-        if self.num_draft_tokens < 0:
-            raise InvalidSetting(
-                f"num_draft_tokens is {self.num_draft_tokens}; give an integer >= 0 (0 drafts nothing)"
-            )
+        wanted = "an integer >= 0 (0 drafts nothing)"
+        object.__setattr__(self, "num_draft_tokens", _count("num_draft_tokens", self.num_draft_tokens, wanted))
         if self.acceptance.name == "greedy" and self.sampling.temperature != 0:
             raise InvalidSetting(
                 f"rule 'greedy' with temperature {self.sampling.temperature} does not keep the target's distribution; "
@@ -80,22 +79,26 @@ class Decoder:
         At its start both caches hold P + E - 1 rows, at its end P + E' - 1: E' = E + a + 1 unless a stop cut the block.
 
         Raises:
-            InvalidSetting: the turn has ended.
+            InvalidSetting: the turn has ended, or the state was used up by `extend`.
+            CacheLengthError: the target cache does not hold the committed tokens: something else used it.
             DecodingFault: a model or the drafter broke its contract.
         """
+        state.check_usable()
         if state.finish is not None:
             raise InvalidSetting(f"this turn has ended ({state.finish}); begin the next one with extend")
+        state.check_boundary()
         try:
             block = self._propose(state)
             p, verified = self._verify(state, block)
             q = [distribution.dense() for distribution in block.distributions]
             verdict = self.acceptance.decide(p, q, block.tokens, self.randomness, len(state.history))
             round_ = self._report(state, block, p, q, verdict)
+            changes = state.after(round_, block, verified.hidden)
             self._commit(state, round_)
+            state.record(changes)
         except BaseException:
             state.roll_back()
             raise
-        self._record(state, block, round_, verified.hidden)
         return round_
 
     def _propose(self, state: DecoderState) -> DraftBlock:
@@ -107,7 +110,23 @@ class Decoder:
             raise DecodingFault(
                 f"the drafter proposed {len(block)} tokens with a budget of {budget}; it must not exceed it"
             )
+        self._check_block(block)
         return block
+
+    def _check_block(self, block: DraftBlock) -> None:
+        """One q for every proposal, over the target's vocabulary, which also holds the proposals."""
+        if len(block.distributions) != len(block):
+            raise DecodingFault(
+                f"the drafter proposed {len(block)} tokens with {len(block.distributions)} distributions; "
+                "it must give the q of every token"
+            )
+        for i, distribution in enumerate(block.distributions):
+            if distribution.vocab_size != self.target.vocab_size:
+                raise DecodingFault(
+                    f"the drafter's distribution {i} is over {distribution.vocab_size} tokens, the target's vocabulary "
+                    f"has {self.target.vocab_size}; it must give a q over the same tokens"
+                )
+        check_tokens(block.tokens, self.target)
 
     def _verify(self, state: DecoderState, block: DraftBlock) -> tuple[list[Floats], Activations]:
         """One pass over the pending token and all proposals: k + 1 new rows, p_0 .. p_k."""
@@ -144,15 +163,6 @@ class Decoder:
         else:
             state.drafter.settle(history)
 
-    def _record(self, state: DecoderState, block: DraftBlock, round_: Round, hidden: Floats) -> None:
-        """The round stands."""
-        state.history.extend(round_.emitted)
-        state.tokens.extend(
-            GeneratedToken(token, i < round_.num_accepted, state.num_rounds) for i, token in enumerate(round_.emitted)
-        )
-        state.target_hidden = hidden[: len(round_.emitted)]
-        state.block, state.finish, state.num_rounds = block, round_.finish, state.num_rounds + 1
-
     # ------------------------------------------------------------------------------------------- begin a turn
 
     def prefill(self, prompt: Sequence[int], drafter: Drafter, max_tokens: int,
@@ -165,14 +175,14 @@ class Decoder:
 
         Raises:
             EmptyPrompt, TokenOutOfRange: the prompt is refused.
-            InvalidSetting: max_tokens < 0.
+            InvalidSetting: max_tokens is not an integer >= 0.
             VocabularyMismatch: the drafter is not one for this target.
             CacheLengthError: a given cache holds more than P - 1 rows.
             DecodingFault: a model or the drafter broke its contract.
         """
-        prompt = [int(token) for token in prompt]
+        prompt, max_tokens = _token_ids(prompt), _count("max_tokens", max_tokens, "an integer >= 0")
         cache = self.target.new_cache() if target_cache is None else target_cache
-        self._check_turn(prompt, drafter, max_tokens, cache)
+        self._check_turn(prompt, drafter, cache)
         held, draft_held = cache.offset, _rows(drafter)
         try:
             if max_tokens == 0:
@@ -197,15 +207,20 @@ class Decoder:
         )
 
     def extend(self, state: DecoderState, tokens: Sequence[int], max_tokens: int) -> DecoderState:
-        """Begin the next turn: `tokens` (perhaps none) follow the history. `state` is used up: its caches go on."""
-        return self.prefill([*state.history, *tokens], state.drafter, max_tokens, state.target_cache)
+        """Begin the next turn: `tokens` (perhaps none) follow the history. `state` is used up: its caches go on.
 
-    def _check_turn(self, prompt: Sequence[int], drafter: Drafter, max_tokens: int, cache: KVCache) -> None:
+        Raises:
+            As `prefill`, and `state` stays usable then. InvalidSetting, too, where it was used up before.
+        """
+        state.check_usable()
+        following = self.prefill([*state.history, *tokens], state.drafter, max_tokens, state.target_cache)
+        state.superseded = True
+        return following
+
+    def _check_turn(self, prompt: Sequence[int], drafter: Drafter, cache: KVCache) -> None:
         if not prompt:
             raise EmptyPrompt("the prompt is empty; there is no position to predict from: give at least one token")
         check_tokens(prompt, self.target)
-        if max_tokens < 0:
-            raise InvalidSetting(f"max_tokens is {max_tokens}; give an integer >= 0")
         drafter.check_vocabulary(self.target)
         for owner, rows in (("target", cache.offset), ("draft", _rows(drafter))):
             if rows > len(prompt) - 1:
@@ -221,7 +236,11 @@ class Decoder:
 
         A round is committed before its first token is handed out. Closing the iterator takes back what was not: the
         history ends with the last token delivered, and `generate` on the same state goes on from there.
+
+        Raises:
+            InvalidSetting: the state was used up by `extend`. Otherwise as `step`.
         """
+        state.check_usable()
         while True:
             yield from self._deliver(state)
             if state.finish is not None:
@@ -230,6 +249,7 @@ class Decoder:
 
     def _deliver(self, state: DecoderState) -> Generator[GeneratedToken, None, None]:
         while state.delivered < len(state.tokens):
+            state.check_usable()
             state.delivered += 1
             try:
                 yield state.tokens[state.delivered - 1]
@@ -258,3 +278,31 @@ class Decoder:
 def _rows(drafter: Drafter) -> int:
     """Rows in the drafter's cache; 0 where it has none."""
     return 0 if drafter.cache is None else drafter.cache.offset
+
+
+def _token_ids(tokens: Sequence[int]) -> list[int]:
+    """Plain ints of any integers.
+
+    Raises:
+        TokenOutOfRange: names the first that is no integer.
+    """
+    ids: list[int] = []
+    for index, token in enumerate(tokens):
+        try:
+            ids.append(operator.index(token))
+        except TypeError:
+            raise TokenOutOfRange(
+                f"token {token!r} at index {index} is not an integer; encode the text with this model's tokenizer"
+            ) from None
+    return ids
+
+
+def _count(name: str, value: int, wanted: str) -> int:
+    """A plain int >= 0 of any integer >= 0; InvalidSetting otherwise."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise InvalidSetting(f"{name} is {value}; give {wanted}")
+    return count

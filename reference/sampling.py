@@ -63,15 +63,33 @@ def distribution(logits: Floats, params: SamplingParams, context: Sequence[int])
 
     Steps, in this order: penalties, logit bias, temperature, top-k, top-p, min-p. Each filter renormalises, so that
     top-p is a share of what top-k kept. Logits of -inf stay without mass.
+
+    Raises:
+        NonFiniteLogits: penalties or bias made a finite logit infinite or NaN.
+        InvalidSetting: a bias for a token outside the vocabulary.
     """
-    logits = with_penalties(np.asarray(logits, dtype=np.float64), params, context)
-    logits = with_bias(logits, params.logit_bias)
+    given = np.asarray(logits, dtype=np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        logits = with_bias(with_penalties(given, params, context), params.logit_bias)
+    _check_no_overflow(given, logits, params)
     if params.temperature == 0:
         return point_mass(int(np.argmax(logits)), len(logits))  # argmax: ties to the lowest id
     probabilities = softmax(logits, params.temperature)
     probabilities = keep_top_k(probabilities, params.top_k)
     probabilities = keep_top_p(probabilities, params.top_p)
     return keep_min_p(probabilities, params.min_p)
+
+
+def _check_no_overflow(before: Floats, after: Floats, params: SamplingParams) -> None:
+    bad = np.flatnonzero(np.isfinite(before) & ~np.isfinite(after))
+    if len(bad):
+        token = bad[0]
+        raise NonFiniteLogits(
+            f"the sampling settings took the logit of token {token} from {before[token]} to {after[token]}; give less "
+            f"extreme ones: repetition_penalty is {params.repetition_penalty}, presence_penalty "
+            f"{params.presence_penalty}, frequency_penalty {params.frequency_penalty}, "
+            f"logit_bias {params.logit_bias.get(int(token), 0)}"
+        )
 
 
 def with_penalties(logits: Floats, params: SamplingParams, context: Sequence[int]) -> Floats:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from reference.cache import KVCache
 from reference.drafters import Drafter
-from reference.values import DraftBlock, Finish, GeneratedToken
+from reference.errors import CacheLengthError, InvalidSetting
+from reference.values import DraftBlock, Finish, GeneratedToken, Round
 
 Floats = NDArray[np.float64]
 
@@ -33,6 +34,7 @@ class DecoderState:
         finish: why the turn ended; None while it goes on.
         num_rounds: rounds done in this turn.
         block: the proposals of the last round.
+        superseded: whether `extend` has used the state up: its caches belong to the state that `extend` returned.
     """
 
     history: list[int]
@@ -46,6 +48,7 @@ class DecoderState:
     finish: Finish | None = None
     num_rounds: int = 0
     block: DraftBlock = field(default_factory=DraftBlock)
+    superseded: bool = False
 
     @property
     def emitted(self) -> list[int]:
@@ -62,6 +65,44 @@ class DecoderState:
             drafter=self.drafter.copy(),
         )
 
+    def check_usable(self) -> None:
+        """Refuse to go on with caches that belong to another state.
+
+        Raises:
+            InvalidSetting: the state was used up by `extend`.
+        """
+        if self.superseded:
+            raise InvalidSetting("this state was used up by extend; go on with the state it returned")
+
+    def check_boundary(self) -> None:
+        """Refuse a target cache that does not hold `history[:-1]`.
+
+        Raises:
+            CacheLengthError: it holds another number of rows.
+        """
+        rows, expected = self.target_cache.offset, len(self.history) - 1
+        if rows != expected:
+            raise CacheLengthError(
+                f"the target cache holds {rows} rows, a history of {len(self.history)} tokens needs {expected}; "
+                "something else used this cache: give every state its own (copy), or prefill anew"
+            )
+
+    def after(self, round_: Round, block: DraftBlock, hidden: Floats) -> dict[str, object]:
+        """The attributes as they are once a round stands, to be set all at once by `record`."""
+        fresh = [GeneratedToken(t, i < round_.num_accepted, self.num_rounds) for i, t in enumerate(round_.emitted)]
+        return {
+            "history": [*self.history, *round_.emitted],
+            "tokens": [*self.tokens, *fresh],
+            "target_hidden": hidden[: len(round_.emitted)],
+            "block": block,
+            "finish": round_.finish,
+            "num_rounds": self.num_rounds + 1,
+        }
+
+    def record(self, changes: dict[str, object]) -> None:
+        """Set attributes in one call, which no signal can interrupt half-way: the history always names a boundary."""
+        vars(self).update(changes)
+
     def roll_back(self) -> None:
         """Undo a round that failed, whatever it left half-written: back to the boundary that `history` names."""
         self.target_cache.trim_to(len(self.history) - 1)
@@ -69,12 +110,14 @@ class DecoderState:
 
     def take_back_undelivered(self) -> None:
         """End the history with the last token delivered: a boundary like any other, from which the turn may go on."""
+        if self.superseded:
+            return  # the caches, and the tokens that were waiting, are another state's now
         num_cut = len(self.tokens) - self.delivered
         if num_cut:
-            del self.history[-num_cut:], self.tokens[-num_cut:]
-            self.finish = None
-            if self.target_hidden is not None:
-                self.target_hidden = self.target_hidden[: max(len(self.target_hidden) - num_cut, 0)]
+            hidden = self.target_hidden
+            kept = None if hidden is None else hidden[: max(len(hidden) - num_cut, 0)]
+            history, tokens = self.history[:-num_cut], self.tokens[:-num_cut]
+            self.record({"history": history, "tokens": tokens, "finish": None, "target_hidden": kept})
         self.roll_back()
         try:
             self.drafter.settle(self.history)  # only `deferred` may have a row to catch up

@@ -7,8 +7,10 @@ and nothing else of `reference`, so that the decoding logic stays written twice.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from types import MappingProxyType
 from typing import Literal
 
@@ -55,6 +57,13 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            object.__setattr__(self, name, _number(name, getattr(self, name)))
+        for name in ("top_k", "penalty_window"):
+            object.__setattr__(self, name, _integer(name, getattr(self, name)))
+        _require(isinstance(self.logit_bias, Mapping), "logit_bias", self.logit_bias, "a mapping: token id -> number")
+        bias = {_integer("logit_bias", key): _number("logit_bias", value) for key, value in self.logit_bias.items()}
+        object.__setattr__(self, "logit_bias", MappingProxyType(bias))
         _require(_finite(self.temperature) and self.temperature >= 0, "temperature", self.temperature,
                  "a finite number >= 0 (0 decodes greedily)")  # fmt: skip
         _require(self.top_k >= 0, "top_k", self.top_k, "an integer >= 0 (0 keeps all tokens)")
@@ -65,10 +74,9 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             _require(_finite(getattr(self, name)), name, getattr(self, name), "a finite number (0 changes nothing)")
         _require(self.penalty_window >= 0, "penalty_window", self.penalty_window, "an integer >= 0 (0: all tokens)")
-        for token, bias in self.logit_bias.items():
+        for token, value in self.logit_bias.items():
             _require(token >= 0, "logit_bias", token, "keyed by token ids >= 0")
-            _require(_finite(bias), "logit_bias", bias, "a finite number for every token")
-        object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
+            _require(_finite(value), "logit_bias", value, "a finite number for every token")
 
     @property
     def has_penalties(self) -> bool:
@@ -78,6 +86,24 @@ class SamplingParams:
 
 def _finite(value: float) -> bool:
     return math.isfinite(value)
+
+
+def _integer(name: str, value: object) -> int:
+    """The same value as a plain int: NumPy's integers are taken, 2.0 and "2" are not."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidSetting(f"{name} is {value!r}, not an integer; give an integer (for logit_bias: as key)") from None
+
+
+def _number(name: str, value: object) -> float:
+    """The same value, as a plain number of Python where it was another kind of real number."""
+    _require(isinstance(value, Real), name, value, "a real number")
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        raise InvalidSetting(f"{name} is beyond the range of a float; give a finite number") from None
+    return value if type(value) in (int, float) else number  # type: ignore[return-value]
 
 
 def _require(holds: bool, name: str, value: object, wanted: str) -> None:

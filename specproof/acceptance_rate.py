@@ -90,26 +90,36 @@ def observable(capabilities: Capabilities) -> bool:
 
 
 def check(engine: Engine, pair: Pair, seed: int, quick: bool) -> CheckResult:
-    """`judge` with the turns of a full or a quick audit."""
-    return judge(engine, pair, seed, QUICK_TURNS if quick else FULL_TURNS)
-
-
-def judge(engine: Engine, pair: Pair, seed: int, turns: int) -> CheckResult:
-    """Compare acceptance with its closed form, and repeat on fresh seeds what looks wrong; twice wrong is reported.
+    """Judge all cases that the engine can run, with the turns of a full or a quick audit.
 
     Args:
         engine: the decoder under audit.
         pair: target and drafter.
         seed: draws the prompts, and the seeds of all turns.
-        turns: per setting.
+        quick: fewer turns.
     """
     if not observable(engine.capabilities):
-        return CheckResult.not_observable("the engine does not show what was drafted and accepted in a round")
+        return CheckResult.not_observable(
+            "the engine does not show what a draft model proposed and how much was accepted"
+        )
+    return judge(engine, list(cases(engine.capabilities, pair, seed)), seed, QUICK_TURNS if quick else FULL_TURNS)
+
+
+def cases(capabilities: Capabilities, pair: Pair, seed: int) -> Iterator[Case]:
+    """Every rule in every setting that the engine honours."""
+    prompt = random_prompt(vocabulary(pair), seed)
+    for rule in _rules(capabilities):
+        for setting in (Setting("T0", GREEDY),) if rule == "greedy" else SETTINGS:
+            if setting.runnable(capabilities):
+                yield law_case(NAME, pair, rule, NUM_DRAFT_TOKENS, setting, prompt, TOKENS)
+
+
+def judge(engine: Engine, cases: Sequence[Case], seed: int, turns: int) -> CheckResult:
+    """Compare acceptance with its closed form, and repeat on fresh seeds what looks wrong; twice wrong is reported."""
 
     def gather(case: Case, repetition: int) -> Iterator[Evidence]:
         return rate_evidence(engine, case, seeds(seed, case.id, repetition, turns))
 
-    cases = list(_cases(engine.capabilities, pair, seed))
     found = gather_all(NAME, cases, gather)
     violations = list(found.errors)
     if not engine.capabilities.lossy:
@@ -120,14 +130,6 @@ def judge(engine: Engine, pair: Pair, seed: int, turns: int) -> CheckResult:
 def _rules(capabilities: Capabilities) -> list[str]:
     greedy = ["greedy"] if "greedy" in capabilities.rules else []
     return [*greedy, *sampling_rules(capabilities)]
-
-
-def _cases(capabilities: Capabilities, pair: Pair, seed: int) -> Iterator[Case]:
-    prompt = random_prompt(vocabulary(pair), seed)
-    for rule in _rules(capabilities):
-        for setting in (Setting("T0", GREEDY),) if rule == "greedy" else SETTINGS:
-            if setting.runnable(capabilities):
-                yield law_case(NAME, pair, rule, NUM_DRAFT_TOKENS, setting, prompt, TOKENS)
 
 
 @dataclass(frozen=True)

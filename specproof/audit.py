@@ -18,7 +18,7 @@ from specproof.laws import LAWS, Law
 from specproof.pairs import Pair, tiny, toy
 from specproof.regimes import REGIMES, regime
 from specproof.results import CheckResult, Violation
-from specproof.runner import Run, run_case
+from specproof.runner import ENGINE_ERRORS, Run, error_text, run_case
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,8 @@ def audit(
 
 def _unknown_case(settings: Settings, engines: Iterable[Engine]) -> str:
     known = {case.id for engine in engines for case in Settings(settings.pair, seed=settings.seed).cases(engine)}
+    if settings.case_id in known:
+        return f"case {settings.case_id!r} is not among those of --regime or --quick; drop that selection"
     close = difflib.get_close_matches(str(settings.case_id), sorted(known), n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else "ids are printed with every witness"
     return f"no case of these engines is named {settings.case_id!r}; {hint}"
@@ -215,30 +217,34 @@ def _judge(engine: Engine, case: Case, tallies: Iterable[_Tally]) -> None:
     """Run one case and let every invariant look at it."""
     try:
         run = run_case(engine, case)
-    except Exception as error:  # an engine that cannot even be looked at after it failed
-        run = Run(engine.name, engine.capabilities, case, (), (), "abort", Observation(), error=_text(error))
-    for tally in tallies:
-        if not tally.observable:
-            continue
+    except ENGINE_ERRORS as error:  # an engine that cannot even be looked at after it failed
+        run = Run(engine.name, engine.capabilities, case, (), (), "abort", Observation(), error=error_text(error))
+    raised = run.error is not None and not run.injected
+    for tally in (tally for tally in tallies if tally.observable):
         try:
-            if tally.check.applies(run):
+            if raised or tally.check.applies(run):
                 tally.cases += 1
+            if raised:  # a run that broke off shows no check to hold
+                tally.violations.append(
+                    Violation(
+                        tally.check.name, case.id, None, f"the engine raised {run.error}; every case is a valid one"
+                    )
+                )
+            elif tally.check.applies(run):
                 tally.violations += tally.check.check(run)
         except Exception as error:  # what the engine shows is malformed: a failed check, never a passed one
             tally.violations.append(
-                Violation(tally.check.name, case.id, None, f"what the engine shows cannot be judged: {_text(error)}")
+                Violation(
+                    tally.check.name, case.id, None, f"what the engine shows cannot be judged: {error_text(error)}"
+                )
             )
 
 
 def _check_law(law: Law, engine: Engine, settings: Settings) -> CheckResult:
     try:
         return law.check(engine, tiny(), settings.seed, settings.quick)
-    except Exception as error:
-        return CheckResult.judged(1, [Violation(law.name, law.name, None, f"the engine raised {_text(error)}")])
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    except ENGINE_ERRORS as error:
+        return CheckResult.judged(1, [Violation(law.name, law.name, None, f"the engine raised {error_text(error)}")])
 
 
 def _witness(engine: str, result: CheckResult, cases: Mapping[str, Case], settings: Settings) -> Witness | None:

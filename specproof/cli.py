@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from reference.drafters import check_vocabularies
+from reference.drafters import check_vocabularies, tokens_of
 from reference.errors import InvalidInput, InvalidSetting
 from reference.transformer import load
 from specproof import audit as auditing
@@ -70,6 +71,8 @@ def audit(
     out, err = _console(stderr=False), _console(stderr=True)
     try:
         _check_outputs(json_file, markdown_file)
+        for name in set(engines or ()) & set(peers):
+            raise InvalidSetting(f"{name!r} is given both as an engine and as a --peer; give it once")
         subjects = _load_engines([*(engines or ()), *peers] or _installed(err))
         settings = auditing.Settings(
             pair=_pair(target, draft),
@@ -88,17 +91,30 @@ def audit(
     except KeyboardInterrupt:
         err.print("specproof: interrupted; no report was written")
         raise typer.Exit(EXIT_INTERRUPTED) from None
+    try:
+        if json_file:
+            json_file.write_text(json.dumps(to_json(report), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        if markdown_file:
+            markdown_file.write_text(to_markdown(report), encoding="utf-8")
+    except OSError as error:
+        err.print(f"specproof: cannot write the report ({error}); give another place", markup=False, soft_wrap=True)
+        raise typer.Exit(EXIT_WRONG_CALL) from None
     print_report(report, out)
-    if json_file:
-        json_file.write_text(json.dumps(to_json(report), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    if markdown_file:
-        markdown_file.write_text(to_markdown(report), encoding="utf-8")
     if not report.passed:
         raise typer.Exit(EXIT_FAILS)
 
 
+class _Console(Console):
+    """A console whose reader may close the pipe (`| head`) without changing the exit status."""
+
+    def on_broken_pipe(self) -> None:
+        """Send the rest to nowhere, in place of ending the process with status 1."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
+
+
 def _console(stderr: bool) -> Console:
-    console = Console(stderr=stderr, highlight=False)
+    console = _Console(stderr=stderr, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 120  # a pipe has no width of its own; with rich's 80 columns the table would break
     return console
@@ -106,6 +122,8 @@ def _console(stderr: bool) -> Console:
 
 def _check_outputs(json_file: Path | None, markdown_file: Path | None) -> None:
     """Refuse before the audit what would fail after it."""
+    if json_file and markdown_file and json_file.resolve() == markdown_file.resolve():
+        raise InvalidSetting(f"--json and --markdown both name {json_file}; give two files")
     for file in filter(None, (json_file, markdown_file)):
         if file.is_dir():
             raise InvalidSetting(f"cannot write the report to {file}: it is a folder; give a file")
@@ -140,7 +158,8 @@ def _pair(target: Path | None, draft: Path | None) -> Pair:
         return toy()
     if target is None or draft is None:
         raise InvalidSetting("only one of --target and --draft is given; a drafter belongs to its target, give both")
-    check_vocabularies(load(target).vocab_size, load(draft).vocab_size)
+    target_model, draft_model = load(target), load(draft)
+    check_vocabularies(target_model.vocab_size, draft_model.vocab_size, tokens_of(target_model), tokens_of(draft_model))
     return Pair(target, draft)
 
 

@@ -298,8 +298,10 @@ def load_engine(name: str) -> Engine:
     module_name, colon, attribute = ENGINES.get(name, name).partition(":")
     if not colon:
         raise UnknownEngine(f"no engine is named {name!r}; give one of {', '.join(ENGINES)}, or module:attribute")
+    if not module_name or not attribute:
+        raise UnknownEngine(f"engine {name!r} lacks a module or an attribute; give module:attribute")
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
+        module = importlib.import_module(module_name)
     except ImportError as error:
         if name in _EXTRAS:
             raise MissingExtra(
@@ -309,12 +311,21 @@ def load_engine(name: str) -> Engine:
         raise UnknownEngine(
             f"engine {name!r}: cannot import {module_name!r} ({error}); check the spelling and PYTHONPATH"
         ) from error
-    except AttributeError as error:
-        raise UnknownEngine(f"engine {name!r}: module {module_name!r} has no attribute {attribute!r}") from error
-    # A class that has the attributes of an engine is not one: it still has to be made.
-    engine = found() if isinstance(found, type) or (callable(found) and not isinstance(found, Engine)) else found
-    if not isinstance(engine, Engine):
+    except (Exception, SystemExit) as error:
+        raise UnknownEngine(f"engine {name!r}: importing {module_name!r} raised {error!r}; mend the module") from error
+    if not hasattr(module, attribute):
         raise UnknownEngine(
-            f"engine {name!r} is a {type(engine).__name__}; it needs name, version, capabilities and start(case)"
+            f"engine {name!r}: module {module_name!r} has no attribute {attribute!r}; check the spelling"
+        )
+    found = getattr(module, attribute)
+    # A class that has the attributes of an engine is not one: it still has to be made.
+    try:
+        engine = found() if isinstance(found, type) or (callable(found) and not isinstance(found, Engine)) else found
+    except (Exception, SystemExit) as error:
+        raise UnknownEngine(f"engine {name!r}: making it raised {error!r}; it is called without arguments") from error
+    if not isinstance(engine, Engine) or not isinstance(engine.capabilities, Capabilities):
+        raise UnknownEngine(
+            f"engine {name!r} is a {type(engine).__name__}; it needs name, version, capabilities (a Capabilities) and "
+            "start(case)"
         )
     return engine

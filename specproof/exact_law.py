@@ -72,19 +72,33 @@ def observable(capabilities: Capabilities) -> bool:
 
 
 def check(engine: Engine, pair: Pair, seed: int, quick: bool) -> CheckResult:
-    """Enumerate every case that the engine declares it can run.
+    """Judge all cases that the engine can run.
 
     Args:
         engine: the decoder under audit.
         pair: a pair with a small vocabulary V: a round has about V ** (k + 1) outcomes or more.
         seed: draws the prompt.
-        quick: fewer variants.
+        quick: fewer settings.
     """
-    cases = list(_cases(engine.capabilities, pair, seed, quick))
-    if not (cases and observable(engine.capabilities) and isinstance(engine, ExactEngine)):
-        return CheckResult.not_observable(
-            "the engine's random choices cannot be made by the harness, so not enumerated"
-        )
+    found = list(cases(engine.capabilities, pair, seed, quick))
+    if not (found and observable(engine.capabilities) and isinstance(engine, ExactEngine)):
+        return CheckResult.not_observable("the engine's random choices cannot be made by the harness")
+    return judge(engine, found)
+
+
+def cases(capabilities: Capabilities, pair: Pair, seed: int, quick: bool) -> Iterator[Case]:
+    """Every discrete rule in every setting that the engine honours; blocks of one rule from small to large."""
+    for rule in _discrete_rules(capabilities):
+        for k, setting in GREEDY_SETTINGS if rule == "greedy" else _sampled_settings(quick):
+            adapted = with_drafter(setting, capabilities)
+            tokens = max(TOKENS, k + 2)
+            prompt = clear_prompt(pair, tokens) if rule == "greedy" else random_prompt(vocabulary(pair), seed)
+            if adapted.runnable(capabilities):
+                yield law_case(NAME, pair, rule, k, adapted, prompt, tokens)
+
+
+def judge(engine: ExactEngine, cases: Sequence[Case]) -> CheckResult:
+    """Enumerate every case (at least one) that can be afforded."""
     if not _can_copy(engine, cases[0]):
         cases = [replace(case, max_tokens=REPLAYED_TOKENS) for case in cases]
     measured: dict[str, Measured] = {}
@@ -183,16 +197,6 @@ def _note(measured: Sequence[Measured], skipped: Sequence[Case], tolerance: floa
 def _discrete_rules(capabilities: Capabilities) -> list[str]:
     sampling = [rule for rule in sampling_rules(capabilities) if rule != "coupled"]
     return [*(["greedy"] if "greedy" in capabilities.rules else []), *sampling]
-
-
-def _cases(capabilities: Capabilities, pair: Pair, seed: int, quick: bool) -> Iterator[Case]:
-    for rule in _discrete_rules(capabilities):
-        for k, setting in GREEDY_SETTINGS if rule == "greedy" else _sampled_settings(quick):
-            adapted = with_drafter(setting, capabilities)
-            tokens = max(TOKENS, k + 2)
-            prompt = clear_prompt(pair, tokens) if rule == "greedy" else random_prompt(vocabulary(pair), seed)
-            if adapted.runnable(capabilities):
-                yield law_case(NAME, pair, rule, k, adapted, prompt, tokens)
 
 
 def _sampled_settings(quick: bool) -> list[tuple[int, Setting]]:

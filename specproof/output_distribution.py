@@ -76,27 +76,36 @@ def observable(capabilities: Capabilities) -> bool:
 
 
 def check(engine: Engine, pair: Pair, seed: int, quick: bool) -> CheckResult:
-    """`judge` with the effort of a full or a quick audit."""
-    return judge(engine, pair, seed, QUICK if quick else FULL)
-
-
-def judge(engine: Engine, pair: Pair, seed: int, effort: Effort) -> CheckResult:
-    """Draw every setting, and repeat on fresh seeds those that look biased; what looks biased twice is reported.
+    """Judge all cases that the engine can run, with the effort of a full or a quick audit.
 
     Args:
         engine: the decoder under audit.
         pair: a pair with a small vocabulary, or the cells of the test are too many.
         seed: draws the prompts, and the seeds of all samples.
-        effort: how much to draw.
+        quick: fewer samples.
     """
-    if not observable(engine.capabilities):
+    found = list(cases(engine.capabilities, pair, seed))
+    if not found:
         return CheckResult.not_observable("the engine does not sample, so its output has no distribution")
+    return judge(engine, found, seed, QUICK if quick else FULL)
+
+
+def cases(capabilities: Capabilities, pair: Pair, seed: int) -> Iterator[Case]:
+    """Every rule that samples, in every setting that the engine honours."""
+    prompt = random_prompt(vocabulary(pair), seed)
+    for rule in sampling_rules(capabilities):
+        for setting in (with_drafter(setting, capabilities) for setting in SETTINGS):
+            if setting.runnable(capabilities):
+                yield law_case(NAME, pair, rule, NUM_DRAFT_TOKENS, setting, prompt, TOKENS)
+
+
+def judge(engine: Engine, cases: Sequence[Case], seed: int, effort: Effort) -> CheckResult:
+    """Draw every case, and repeat on fresh seeds those that look biased; what looks biased twice is reported."""
 
     def gather(case: Case, repetition: int) -> Iterator[Evidence]:
         yield chi_squared_evidence(draw(engine, case, seeds(seed, case.id, repetition, effort.samples)))
         yield from token_evidence(engine, case, seeds(seed, f"{case.id}/turns", repetition, effort.turns))
 
-    cases = list(_cases(engine.capabilities, pair, seed))
     found = gather_all(NAME, cases, gather)
     note = _note(found.evidence, len(cases), engine.capabilities.lossy)
     if engine.capabilities.lossy:
@@ -106,14 +115,6 @@ def judge(engine: Engine, pair: Pair, seed: int, effort: Effort) -> CheckResult:
     for case in coupled:
         violations += _block_size_matters(engine, case, seeds(seed, f"{case.id}/equal", 0, effort.coupled_seeds))
     return CheckResult.judged(len(cases) + len(coupled), violations, note)
-
-
-def _cases(capabilities: Capabilities, pair: Pair, seed: int) -> Iterator[Case]:
-    prompt = random_prompt(vocabulary(pair), seed)
-    for rule in sampling_rules(capabilities):
-        for setting in (with_drafter(setting, capabilities) for setting in SETTINGS):
-            if setting.runnable(capabilities):
-                yield law_case(NAME, pair, rule, NUM_DRAFT_TOKENS, setting, prompt, TOKENS)
 
 
 @dataclass(frozen=True)

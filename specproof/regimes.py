@@ -16,7 +16,7 @@ from specproof.grid import VARIANT_BLOCK, Grid, Setting
 from specproof.pairs import Pair
 from specproof.stops import stop_cases
 
-TOKENS = 9
+TOKENS = 8
 """Budget of a case that needs no particular one: several rounds for every k."""
 
 
@@ -88,7 +88,7 @@ def _mixed(grid: Grid) -> Iterator[Case]:
 
 def _all_accept(grid: Grid) -> Iterator[Case]:
     for setting in grid.all():
-        max_tokens = 2 * setting.num_draft_tokens + 4  # two whole rounds and one cut by the budget
+        max_tokens = 2 * setting.num_draft_tokens + 3  # prefill and two whole rounds
         for label, prompt in grid.prompts(setting) if grid.has_draft_model else []:
             models = forcing.all_accept(grid.pair, setting.rule, setting.sampling)
             yield grid.case("all_accept", setting, label, models, prompt, max_tokens)

@@ -13,6 +13,8 @@ from specproof.oracle import Oracle, oracle_of
 
 Ending = Literal["stop", "length", "close", "abort"]
 
+ENGINE_ERRORS = (Exception, SystemExit)
+"""What an engine may raise as a finding. An engine that exits the process must not pass for one that holds."""
 CONTINUED_TOKENS = 3
 """Length of the further turn that is run on the caches a turn left."""
 OVERRUN = 16
@@ -86,11 +88,12 @@ def run_case(engine: Engine, case: Case) -> Run:
     """Run `case` to its end, close or exception, look at the caches, and continue where that can be done."""
     emitted: list[int] = []
     session: Session | None = None
-    closed, error = False, None
+    closed = False
+    error: Exception | SystemExit | None = None
     try:
         session = engine.start(case)
         closed = _consume(session, emitted, case)
-    except Exception as raised:  # whatever an engine raises is a finding, not a failure of the harness
+    except ENGINE_ERRORS as raised:  # whatever an engine raises is a finding, not a failure of the harness
         error = raised
     ending = _ending(case, emitted, closed, error)
     return Run(
@@ -101,7 +104,7 @@ def run_case(engine: Engine, case: Case) -> Run:
         boundaries=tuple(session.boundaries) if session else (),
         ending=ending,
         exit=session.observe() if session else Observation(),
-        error=None if error is None else _text(error),
+        error=None if error is None else error_text(error),
         injected=isinstance(error, InjectedFault),
         continuation=_continue(engine, session, tuple(emitted), ending, case) if session else None,
     )
@@ -120,7 +123,7 @@ def _consume(session: Session, emitted: list[int], case: Case) -> bool:
     return False
 
 
-def _ending(case: Case, emitted: Sequence[int], closed: bool, error: Exception | None) -> Ending:
+def _ending(case: Case, emitted: Sequence[int], closed: bool, error: BaseException | None) -> Ending:
     if error is not None:
         return "abort"
     if closed:
@@ -146,8 +149,8 @@ def _continue(
     received: list[int] = []
     try:
         _consume(cast(ResumableEngine, engine).resume(session, emitted, added, further), received, further)
-    except Exception as raised:  # as above: a finding
-        return Continuation(added, tuple(received), _text(raised))
+    except ENGINE_ERRORS as raised:  # as above: a finding
+        return Continuation(added, tuple(received), error_text(raised))
     return Continuation(added, tuple(received))
 
 
@@ -155,5 +158,6 @@ def _faultless(spec: ModelSpec) -> ModelSpec:
     return replace(spec, fault=None)
 
 
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def error_text(error: BaseException) -> str:
+    """An exception in one line that any report can hold: what cannot be encoded is escaped."""
+    return f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()

@@ -82,8 +82,9 @@ def chi_squared(counts: Mapping[Outcome, int], law: Mapping[Outcome, float]) -> 
     that cell expects enough. With one cell left there is nothing to test: the p-value is 1.
 
     Raises:
-        InvalidSetting: no draws at all.
+        InvalidSetting: no draws at all, or a mass that is not a probability.
     """
+    _require_probabilities(list(law.values()), "chi_squared")
     samples = sum(counts.values())
     if samples == 0:
         raise InvalidSetting("chi_squared was given 0 draws; draw at least one sample")
@@ -182,13 +183,14 @@ def coin_test(outcomes: Sequence[bool], probabilities: Sequence[float]) -> CoinT
     too large rather than too small. Without variance any difference rejects, none accepts.
 
     Raises:
-        InvalidSetting: different numbers of outcomes and probabilities.
+        InvalidSetting: different numbers of outcomes and probabilities, or one that is not a probability.
     """
     if len(outcomes) != len(probabilities):
         raise InvalidSetting(
             f"coin_test was given {len(outcomes)} outcomes and {len(probabilities)} probabilities; "
             "give one for each coin"
         )
+    _require_probabilities(probabilities, "coin_test")
     came_up = np.array(outcomes, dtype=np.float64)  # [n]
     chance = np.clip(np.array(probabilities, dtype=np.float64), 0.0, 1.0)  # [n]
     certain = (chance <= CERTAIN) | (chance >= 1 - CERTAIN)
@@ -225,10 +227,21 @@ def holm(p_values: Sequence[float], level: float = FAMILY_LEVEL) -> list[bool]:
     """Which hypotheses of a family are rejected, in the order given (Holm 1979).
 
     The chance that any true hypothesis is rejected is at most `level`, however the tests depend on each other.
+
+    Raises:
+        InvalidSetting: a p-value that is not a probability. (A NaN compares with nothing: it would hide the others.)
     """
+    _require_probabilities(p_values, "holm")
     rejected = [False] * len(p_values)
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
         if p_values[index] > level / (len(p_values) - rank):
             break
         rejected[index] = True
     return rejected
+
+
+def _require_probabilities(values: Sequence[float], where: str) -> None:
+    """Raises `InvalidSetting` unless all are within 0..1, give or take rounding."""
+    for value in values:
+        if not -CERTAIN <= value <= 1 + CERTAIN:  # false for NaN
+            raise InvalidSetting(f"{where} was given {value} as a probability; give numbers in 0..1, none of them NaN")

@@ -25,6 +25,9 @@ def offset_violation(run: Run, point: Point, cache: CacheName, invariant: str) -
     if layers is None:
         return None
     expected, formula = rows_expected(run, point)
+    if not layers:
+        problem = f"{cache} cache shows no layers at all, expected {rows(expected)} in each ({place(run, point)})."
+        return Violation(invariant, run.case.id, point.round, f"{problem} Show every layer, or declare less.")
     if not run.boundaries and run.ending == "abort":
         return _before_first_boundary(run, point, cache, invariant, layers, expected)
     allowed = {expected, expected - 1} if cache == "draft" and _may_lag(run, point) else {expected}

@@ -68,7 +68,7 @@ def _observable(capabilities: Capabilities) -> bool:
 
 
 def _applies(run: Run) -> bool:
-    return run.case.sampling.temperature == 0 and not run.capabilities.lossy
+    return bool(run.emitted) and run.case.sampling.temperature == 0 and not run.capabilities.lossy
 
 
 GREEDY_PARITY = RunInvariant(

@@ -61,6 +61,35 @@ class MalformedEngine(MuteEngine):
         return session
 
 
+class ExitingEngine(MuteEngine):
+    def start(self, case: Case) -> Session:
+        raise SystemExit(0)
+
+
+class RaisingAtOnceEngine(MuteEngine):
+    def start(self, case: Case) -> Session:
+        raise ValueError("never starts")
+
+
+class LayerlessEngine(MuteEngine):
+    """Shows caches that have no layers."""
+
+    def start(self, case: Case) -> Session:
+        session = MuteSession(case)
+        session.observe = lambda: Observation((), ())  # type: ignore[method-assign]
+        return session
+
+
+class NeedsArguments:
+    def __init__(self, model: object) -> None:
+        self.model = model
+
+
+SHOWS_OFFSETS = Capabilities(rules=frozenset({"greedy"}), rounds=False, target_offsets=True)
+EXITING = ExitingEngine(capabilities=SHOWS_OFFSETS)
+RAISING_AT_ONCE = RaisingAtOnceEngine(capabilities=SHOWS_OFFSETS)
+LAYERLESS = LayerlessEngine(capabilities=SHOWS_OFFSETS)
+FALSE_CLAIMS = MuteEngine(capabilities={"rules": ["greedy"]})  # type: ignore[arg-type]
 FORGETFUL = ReferenceEngine("forgetful", drafter_class=ForgetfulDrafter)
 RAISING = ReferenceEngine("raising", drafter_class=RaisingDrafter)
 INTERRUPTED = ReferenceEngine("interrupted", drafter_class=InterruptedDrafter)

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -194,7 +195,7 @@ def test_the_engines_of_the_package_are_listed_in_the_help() -> None:
         (["oracle"], "no engine is named 'oracle'; give one of reference, mlx_impl, mlx_lm, or module:attribute"),
         (["no_such_module:ENGINE"], "cannot import 'no_such_module'"),
         (["cli_engines:NOTHING"], "has no attribute 'NOTHING'"),
-        (["cli_engines:NOT_AN_ENGINE"], "is a int; it needs name, version, capabilities and start"),
+        (["cli_engines:NOT_AN_ENGINE"], "is a int; it needs name, version, capabilities"),
         (["reference", "--regime", "chaos"], "no regime is named 'chaos'; give one of plain,"),
         (["reference", "--check", "smell"], "no check is named 'smell'; give one of target_cache_offset,"),
         (["reference", "--case", "plain/greedy/k1/T0/p00"], "did you mean plain/greedy/k1/T0/p0"),
@@ -205,12 +206,50 @@ def test_the_engines_of_the_package_are_listed_in_the_help() -> None:
         (["reference", "--target", "no/such/folder", "--draft", str(toy().draft)], "no/such/folder"),
         (["reference", "--json", "no/such/folder/a.json"], "there is no folder no/such/folder"),
         (["reference", "--markdown", "/"], "is a folder"),
+        (["reference", "--json", "same.out", "--markdown", "same.out"], "both name same.out; give two files"),
+        (["reference", "--peer", "reference"], "given both as an engine and as a --peer"),
+        (["reference", "--regime", "plain", "--case", "mixed/greedy/k1/T0/p0"], "drop that selection"),
+        ([":ENGINE"], "lacks a module or an attribute"),
+        (["exiting_module:ENGINE"], "importing 'exiting_module' raised SystemExit(0)"),
+        (["cli_engines:NeedsArguments"], "it is called without arguments"),
+        (["cli_engines:FALSE_CLAIMS"], "capabilities (a Capabilities)"),
         (["reference", "--seed", "-1"], "--seed"),
         (["reference", "--sead", "1"], "No such option"),
     ],
 )
 def test_a_wrong_call_exits_2_and_says_what_to_do(arguments: list[str], message: str) -> None:
     assert message in " ".join(refused(*arguments).replace("│", " ").split())
+
+
+@pytest.mark.parametrize("subject", ["cli_engines:EXITING", "cli_engines:RAISING_AT_ONCE"])
+def test_an_engine_that_exits_or_raises_fails_every_check_it_claims_and_passes_none(subject: str) -> None:
+    result = run(subject, "--quick", "--regime", "plain", "--check", "greedy_parity", "--check", "target_cache_offset")
+    assert result.exit_code == 1
+    assert "fails 2 of 2 checks" in result.stdout
+
+
+def test_a_cache_without_layers_is_a_failure_and_not_a_cache_of_the_right_length() -> None:
+    result = run("cli_engines:LAYERLESS", "--quick", "--regime", "plain", "--check", "target_cache_offset")
+    assert result.exit_code == 1
+    assert "shows no layers at all" in " ".join(result.stdout.split())
+
+
+def test_tokenizers_that_number_a_token_differently_are_refused(tmp_path: Path) -> None:
+    shutil.copytree(toy().draft, tmp_path / "draft")
+    tokenizer = json.loads((tmp_path / "draft" / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["t3"], vocabulary["t4"] = vocabulary["t4"], vocabulary["t3"]
+    (tmp_path / "draft" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    message = refused("reference", "--target", toy().target, "--draft", tmp_path / "draft")
+    assert "'t3' is 3 for the target, 4 for the drafter" in message
+
+
+def test_a_reader_that_closes_the_pipe_does_not_change_the_exit_status() -> None:
+    command = f"{shlex.quote(sys.executable)} -m specproof audit reference --quick --regime empty --check counters"
+    script = f"{command} | true; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "BrokenPipe" not in result.stderr
 
 
 def test_a_markdown_report_without_jinja_is_refused_before_the_audit(

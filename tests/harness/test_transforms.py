@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from strategies import scripts
 
 from specproof.engine import LogitTransform
-from specproof.transforms import BanArgmax, Chain, Disjoint, Flat, Identity, Recite, Scripted
+from specproof.transforms import BanArgmax, Chain, Disjoint, Flat, Identity, Recite, Scripted, Sharpen
 
 LOGITS = np.random.default_rng(0).normal(size=(6, 8))
 POSITIONS = np.arange(10, 16)
 ALL = [
-    Identity(), Disjoint(0), Disjoint(1), BanArgmax(), Flat(), Recite((0, 1, 2)),
+    Identity(), Sharpen(50.0), Disjoint(0), Disjoint(1), BanArgmax(), Flat(), Recite((0, 1, 2)),
     Scripted((True, False)), Chain((Recite((0, 1)), BanArgmax())),
 ]  # fmt: skip
 

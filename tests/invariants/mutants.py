@@ -91,7 +91,16 @@ class NeverTrims(FeedsPendingOnly):
 # ------------------------------------------------------------------------------------------ target bookkeeping
 
 
-class KeepsRejectedRows(Decoder):
+class NeverChecks(Decoder):
+    """A decode loop that goes on whatever its caches hold, as most do; the oracle's refuses to."""
+
+    def prefill(self, *arguments: Any, **named: Any) -> DecoderState:
+        state = super().prefill(*arguments, **named)
+        state.check_boundary = lambda: None
+        return state
+
+
+class KeepsRejectedRows(NeverChecks):
     """D23: nothing is trimmed from the target's cache after a round."""
 
     def _commit(self, state: DecoderState, round_: Round) -> None:
@@ -107,7 +116,7 @@ class TrimsFirstLayerOnly(Decoder):
         state.target_cache.layers[1:] = others
 
 
-class DropsTheWrongRows(Decoder):
+class DropsTheWrongRows(NeverChecks):
     """The right number of rows is dropped from the wrong place: rejected rows stay, accepted ones go."""
 
     def _commit(self, state: DecoderState, round_: Round) -> None:

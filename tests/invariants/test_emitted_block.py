@@ -80,16 +80,16 @@ def test_emitted_block_wants_a_cause_for_every_end_and_tokens_of_the_vocabulary(
     run = run_case(ENGINE, case_named("plain/greedy/k4/T0/p0"))
     early = replace(run, emitted=run.emitted[:-1], boundaries=())
     assert violations("emitted_block", early)[0].message == (
-        "the turn ended by itself after 8 of 9 tokens, none a stop token (plain, k=4, ended by length)."
+        "the turn ended by itself after 7 of 8 tokens, none a stop token (plain, k=4, ended by length)."
     )
     odd = replace(run, emitted=(*run.emitted[:-1], 32), boundaries=())
-    assert "token 32 (emitted at 8) is outside the vocabulary 0..31" in violations("emitted_block", odd)[0].message
+    assert "token 32 (emitted at 7) is outside the vocabulary 0..31" in violations("emitted_block", odd)[0].message
     lost = replace(run, emitted=(*run.emitted[:-1], (run.emitted[-1] + 1) % 32))
     assert "the caller received" in violations("emitted_block", lost)[0].message
 
 
 def test_an_engine_that_never_ends_is_cut_off_and_reported() -> None:
-    run = run_case(with_decoder(IgnoresBudget), case_named("all_accept/greedy/k3/T0/p2"))
+    run = run_case(with_decoder(IgnoresBudget), case_named("budget/greedy/k4/T0/n4"))
     assert len(run.emitted) == run.case.max_tokens + OVERRUN
 
 

@@ -19,17 +19,32 @@ from law_controls import (
 
 from reference.acceptance import expected_accepted_block
 from reference.values import SamplingParams
-from specproof.acceptance_rate import ENGINE, PAIR, Coin, expected_acceptances, judge, rate_evidence, throw
-from specproof.engine import Case
+from specproof.acceptance_rate import (
+    ENGINE,
+    PAIR,
+    Coin,
+    cases,
+    check,
+    expected_acceptances,
+    judge,
+    rate_evidence,
+    throw,
+)
+from specproof.engine import Case, Engine
 from specproof.evidence import Evidence
 from specproof.exact_law import measure
 from specproof.laws import LAWS
 from specproof.pairs import tiny
+from specproof.results import CheckResult
 from specproof.statistics import seeds
 
 SEED = 0
 TURNS = 4
 ALL_RULES = frozenset({"greedy", "sampler_match", "rejection", "block", "coupled"})
+
+
+def judged(engine: Engine, turns: int) -> CheckResult:
+    return judge(engine, list(cases(engine.capabilities, tiny(), SEED)), SEED, turns)
 
 
 # --------------------------------------------------------------------------------------------------- closed forms
@@ -75,7 +90,7 @@ def test_behind_a_proposal_that_the_target_excludes_nothing_is_accepted_by_block
 
 
 def test_the_note_gives_every_rate_beside_its_expectation():
-    note = judge(RIGHT, tiny(), SEED, 2).note
+    note = judged(RIGHT, 2).note
     assert "rejection/k3/T1 0." in note
     assert "an overall rate off by 0." in note
 
@@ -148,14 +163,14 @@ def test_a_drafter_with_a_wrong_context_is_seen_here_although_its_output_stays_r
 
 
 def test_a_drafter_that_does_not_share_its_noise_is_seen_under_coupled():
-    result = judge(Control(drafter_class=IndependentDraft, rules=frozenset({"coupled"})), tiny(), SEED, TURNS)
+    result = judged(Control(drafter_class=IndependentDraft, rules=frozenset({"coupled"})), TURNS)
     assert result.status == "fails"
     assert "sum_x 1 / sum_y max(p(y) / p(x), q(y) / q(x))" in result.violations[0].message
     assert result.violations[0].numbers["observed"] < result.violations[0].numbers["expected"]
 
 
 def test_a_lossy_engine_that_says_so_is_measured_and_not_failed():
-    result = judge(replace(TOO_OFTEN, lossy=True), tiny(), SEED, TURNS)
+    result = judged(replace(TOO_OFTEN, lossy=True), TURNS)
     assert result.status == "holds"
     assert "declares that it is lossy: measured, not judged" in result.note
 
@@ -165,7 +180,7 @@ def test_what_an_engine_raises_is_a_violation_of_its_case():
         def start(self, case: Case):
             raise RuntimeError("out of pages")
 
-    result = judge(Fails(), tiny(), SEED, TURNS)
+    result = judged(Fails(), TURNS)
     assert [found.message for found in result.violations] == ["the engine raised RuntimeError: out of pages"] * 2
     assert result.note == "no proposal was tested"
 
@@ -178,4 +193,4 @@ def test_an_engine_that_does_not_show_proposals_of_a_model_is_not_judged(missing
             return replace(super().capabilities, **missing)
 
     assert not LAWS["acceptance_rate"].observable(Hidden().capabilities)
-    assert judge(Hidden(), tiny(), SEED, TURNS).status == "not_observable"
+    assert check(Hidden(), tiny(), SEED, quick=True).status == "not_observable"

@@ -31,8 +31,9 @@ from specproof.engine import Case, Engine
 from specproof.evidence import Evidence, confirm
 from specproof.exact_law import measure
 from specproof.laws import LAWS
-from specproof.output_distribution import Drawn, Effort, chi_squared_evidence, draw, judge
+from specproof.output_distribution import Drawn, Effort, cases, check, chi_squared_evidence, draw, judge
 from specproof.pairs import tiny
+from specproof.results import CheckResult
 from specproof.statistics import coin_test, seeds
 from specproof.token_frequency import PREFERRED, token_evidence
 from specproof.transforms import Sharpen
@@ -42,12 +43,16 @@ SMALL = Effort(samples=150, turns=1, coupled_seeds=4)
 LOSSY = PlainSampler(too_much_of_q)
 
 
+def judged(engine: Engine, effort: Effort) -> CheckResult:
+    return judge(engine, list(cases(engine.capabilities, tiny(), SEED)), SEED, effort)
+
+
 def sampled(engine: Engine, case: Case, samples: int) -> Drawn:
     return draw(engine, case, seeds(SEED, case.id, 0, samples))
 
 
 def test_the_note_says_what_would_have_been_found():
-    result = judge(PlainSampler(), tiny(), SEED, SMALL)
+    result = judged(PlainSampler(), SMALL)
     assert result.status == "holds"
     for part in (
         "3 settings, 15 tests, smallest p-value",
@@ -61,22 +66,22 @@ def test_the_note_says_what_would_have_been_found():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "temperature", "drafter"),
-    [(REDRAW, 1.0, CONTRARY), (COLDER_DRAFT, 0.7, None), (ARGMAX_DRAFT, 1.0, None)],
+    ("wrong", "k", "temperature", "drafter"),
+    [(REDRAW, 1, 1.0, CONTRARY), (COLDER_DRAFT, 2, 0.7, None), (ARGMAX_DRAFT, 1, 1.0, None)],
     ids=["redraw from p", "draft temperature", "argmax draft"],
 )
-def test_chi_squared_rejects_lossy_decoders(wrong: Control, temperature: float, drafter: Sharpen | None):
-    case = tiny_case("rejection", 2, 4, SamplingParams(temperature=temperature), drafter)
-    assert chi_squared_evidence(sampled(wrong, case, 900)).test.p_value < 1e-6
+def test_chi_squared_rejects_lossy_decoders(wrong: Control, k: int, temperature: float, drafter: Sharpen | None):
+    case = tiny_case("rejection", k, k + 2, SamplingParams(temperature=temperature), drafter)
+    assert chi_squared_evidence(sampled(wrong, case, 500)).test.p_value < 1e-5
 
 
 def test_chi_squared_accepts_the_right_decoder_with_the_same_seeds():
-    case = tiny_case("rejection", 2, 4, drafter=CONTRARY)
-    assert chi_squared_evidence(sampled(RIGHT, case, 900)).test.p_value > 1e-3
+    case = tiny_case("rejection", 1, 3, drafter=CONTRARY)
+    assert chi_squared_evidence(sampled(RIGHT, case, 500)).test.p_value > 1e-3
 
 
 def test_the_check_fails_a_lossy_engine_and_names_formula_numbers_and_advice():
-    result = judge(LOSSY, tiny(), SEED, replace(SMALL, samples=2000))
+    result = judged(LOSSY, replace(SMALL, samples=2000))
     assert result.status == "fails"
     told = next(found for found in result.violations if "chi-squared" in found.message)
     assert told.case_id.startswith("output_distribution/rejection/k2/")
@@ -105,7 +110,7 @@ def test_tokens_the_drafter_prefers_give_away_a_lossy_rule_with_few_turns():
 
 
 def test_a_lossy_engine_that_says_so_is_measured_and_not_failed():
-    result = judge(replace(LOSSY, lossy=True), tiny(), SEED, replace(SMALL, samples=2000))
+    result = judged(replace(LOSSY, lossy=True), replace(SMALL, samples=2000))
     assert result.status == "holds"
     assert "declares that it is lossy: measured, not judged" in result.note
 
@@ -121,25 +126,25 @@ def test_the_observed_variation_of_a_right_sampler_is_about_what_chance_gives():
 
 
 def test_a_generator_that_ignores_its_seed_is_rejected():
-    assert judge(SameSeedAlways(), tiny(), SEED, SMALL).status == "fails"
+    assert judged(SameSeedAlways(), SMALL).status == "fails"
 
 
 def test_a_coin_that_decides_twice_is_seen_here_and_not_by_the_exact_law(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(reference_adapter, "SeededRandomness", OneCoinForBoth)
-    case = tiny_case("rejection", 2, 4, drafter=CONTRARY)
+    case = tiny_case("rejection", 1, 3, drafter=CONTRARY)
     assert measure(RIGHT, case).variation < 1e-12
-    assert chi_squared_evidence(sampled(RIGHT, case, 900)).test.p_value < 1e-4
+    assert chi_squared_evidence(sampled(RIGHT, case, 500)).test.p_value < 1e-4
 
 
 def test_a_token_outside_the_targets_support_is_named_with_its_count():
-    result = judge(IgnoresTopP(), tiny(), SEED, SMALL)
+    result = judged(IgnoresTopP(), SMALL)
     assert {found.case_id for found in result.violations} == {"output_distribution/rejection/k2/T1-top_p0.75"}
     assert "and has probability 0 under the target" in result.violations[0].message
 
 
 def test_coupled_output_that_depends_on_k_is_named_with_its_seed():
     wrong = Control(decoder_class=with_decision(noise_by_place_in_block, "coupled"), rules=frozenset({"coupled"}))
-    result = judge(wrong, tiny(), SEED, replace(SMALL, samples=20, turns=1))
+    result = judged(wrong, replace(SMALL, samples=20, turns=1))
     told = result.violations[-1]
     assert told.message.startswith(f"seed {told.numbers['seed']} gives (")
     assert f"with k = {told.numbers['num_draft_tokens']}, but (" in told.message
@@ -148,7 +153,7 @@ def test_coupled_output_that_depends_on_k_is_named_with_its_seed():
 
 def test_coupled_output_does_not_depend_on_how_the_drafter_draws():
     independent = Control(drafter_class=IndependentDraft, rules=frozenset({"coupled"}))
-    assert judge(independent, tiny(), SEED, replace(SMALL, samples=40, turns=1)).status == "holds"
+    assert judged(independent, replace(SMALL, samples=40, turns=1)).status == "holds"
 
 
 # ------------------------------------------------------------------------------------- suspicion, and its repetition
@@ -193,14 +198,14 @@ def test_nothing_is_repeated_without_a_suspicion():
 
 
 def test_what_an_engine_raises_is_a_violation_of_its_case():
-    result = judge(FailsLate(), tiny(), SEED, replace(SMALL, samples=40, turns=1))
+    result = judged(FailsLate(), replace(SMALL, samples=40, turns=1))
     assert [found.message for found in result.violations] == ["the engine raised RuntimeError: out of pages"] * 3
 
 
 def test_an_engine_that_only_decodes_greedily_is_not_judged():
     greedy = replace(RIGHT, rules=frozenset({"greedy"}))
     assert not LAWS["output_distribution"].observable(greedy.capabilities)
-    result = judge(greedy, tiny(), SEED, SMALL)
+    result = check(greedy, tiny(), SEED, quick=True)
     assert (result.status, result.note) == (
         "not_observable",
         "the engine does not sample, so its output has no distribution",

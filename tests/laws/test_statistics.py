@@ -256,3 +256,13 @@ def test_every_setting_and_repetition_has_seeds_of_its_own_and_always_the_same()
     others = [seeds(0, "a", 1, 100), seeds(0, "b", 0, 100), seeds(1, "a", 0, 100)]
     assert all(not set(first) & set(other) for other in others)
     assert all(0 <= seed < 2**32 for seed in first)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -0.1, 1.5])
+def test_what_is_no_probability_is_refused_and_does_not_pass_for_agreement(value: float) -> None:
+    with pytest.raises(InvalidSetting, match="coin_test was given"):
+        coin_test([False, False], [0.5, value])
+    with pytest.raises(InvalidSetting, match="holm was given"):
+        holm([0.5, value, 1e-9])
+    with pytest.raises(InvalidSetting, match="chi_squared was given"):
+        chi_squared({0: 10, 1: 10}, {0: 0.5, 1: value})

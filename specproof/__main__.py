@@ -1,0 +1,5 @@
+"""`python -m specproof`: the command line."""
+
+from specproof.cli import main
+
+main()

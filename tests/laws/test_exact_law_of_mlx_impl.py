@@ -1,0 +1,67 @@
+"""The law of the MLX decoder, by enumeration, is the target's to float32 precision. See also `test_laws_of_engines`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from law_controls import CONTRARY, tiny_case
+
+pytest.importorskip("mlx.core", reason="mlx is not installed: pip install 'specproof[mlx]'")
+
+import mlx.core as mx
+
+from mlx_impl.acceptance import RULES
+from mlx_impl.decoder import Decoder
+from mlx_impl.randomness import Randomness
+from reference.values import SamplingParams
+from specproof.adapters.mlx_impl import ENGINE, MlxImplEngine
+from specproof.engine import Case
+from specproof.exact_law import TOLERANCE, measure
+from specproof.law_cases import LOOKUP_PROMPT
+
+EXACT = TOLERANCE["float32"]
+TWO = SamplingParams(top_k=2)
+PENALTIES = replace(TWO, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2)
+
+
+def rejecting_case(**changes: object) -> Case:
+    return replace(tiny_case("rejection", 2, 4, TWO), **changes)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(rejecting_case(), id="plain"),
+        pytest.param(rejecting_case(sampling=PENALTIES), id="penalties"),
+        pytest.param(rejecting_case(sampling=replace(PENALTIES, penalty_window=2)), id="penalty window"),
+        pytest.param(rejecting_case(stop_tokens=frozenset({1})), id="stop token"),
+        pytest.param(rejecting_case(min_prob=0.6), id="floor"),
+        pytest.param(rejecting_case(draft=None, drafter="prompt_lookup", prompt=LOOKUP_PROMPT), id="prompt lookup"),
+        pytest.param(tiny_case("rejection", 1, 3, drafter=CONTRARY), id="contrary drafter"),
+        pytest.param(tiny_case("sampler_match", 1, 3, drafter=CONTRARY), id="contrary drafter, sampler match"),
+    ],
+)
+def test_the_law_is_the_targets(case: Case):
+    found = measure(ENGINE, case)
+    assert sum(found.result.probabilities.values()) == pytest.approx(1, abs=EXACT)
+    assert found.variation <= EXACT
+
+
+def redraw_from_p(p: mx.array, q: mx.array, drafted: mx.array, randomness: Randomness) -> tuple[mx.array, mx.array]:
+    """Rejection without a residual."""
+    num_accepted, _ = RULES["rejection"].decide(p, q, drafted, randomness)
+    return num_accepted, randomness.categorical(p[num_accepted][None])[0]
+
+
+class Redraw(Decoder):
+    """The decoder with that rule."""
+
+    def __init__(self, *args: object, **settings: object) -> None:
+        super().__init__(*args, **settings)
+        self.rule = replace(self.rule, decide=redraw_from_p)
+
+
+def test_a_redraw_from_p_after_a_rejection_is_seen():
+    found = measure(MlxImplEngine(decoder_class=Redraw), tiny_case("rejection", 1, 3, drafter=CONTRARY))
+    assert found.variation == pytest.approx(0.118, abs=1e-3)
