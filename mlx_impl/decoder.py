@@ -64,7 +64,8 @@ class Decoder:
         processors: of the target's logits, in mlx-lm's convention; applied before `sampling`.
 
     Raises:
-        InvalidSetting: an unknown rule, `greedy` above temperature 0, k no integer >= 0, or a model that hides its vocabulary size.
+        InvalidSetting: an unknown rule, `greedy` above temperature 0, k no integer >= 0, or a model that hides its
+            vocabulary size.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ def plain_tokens(tokens: Sequence[int] | mx.array) -> list[int]:
     Raises:
         TokenOutOfRange: one is not an integer.
     """
-    listed = tokens.tolist() if isinstance(tokens, mx.array) else list(tokens)
+    listed: list[Any] = list(tokens.tolist()) if isinstance(tokens, mx.array) else list(tokens)  # type: ignore[arg-type]
     plain: list[int] = []
     for token in listed:
         try:

@@ -101,8 +101,8 @@ def check_rows(faults: Sequence[int], model_name: str, first_position: int) -> N
             )
         if fault == 2:
             raise NonFiniteLogits(
-                f"the sampling settings or processors left the {model_name} no distribution at position {position}; they may ban "
-                "tokens by -inf, but not all, and must not give NaN: look for extreme penalties"
+                f"the sampling settings or processors left the {model_name} no distribution at position {position}; "
+                "they may ban tokens by -inf, but not all, and must not give NaN: look for extreme penalties"
             )
 
 

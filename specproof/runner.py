@@ -86,6 +86,12 @@ class Run:
 
 def run_case(engine: Engine, case: Case) -> Run:
     """Run `case` to its end, close or exception, look at the caches, and continue where that can be done."""
+    run, session = run_turn(engine, case)
+    return continued(engine, run, session)
+
+
+def run_turn(engine: Engine, case: Case) -> tuple[Run, Session | None]:
+    """The first part of `run_case`: a run without continuation, and the session that ended, if there ever was one."""
     emitted: list[int] = []
     session: Session | None = None
     closed = False
@@ -95,19 +101,44 @@ def run_case(engine: Engine, case: Case) -> Run:
         closed = _consume(session, emitted, case)
     except ENGINE_ERRORS as raised:  # whatever an engine raises is a finding, not a failure of the harness
         error = raised
-    ending = _ending(case, emitted, closed, error)
-    return Run(
+    run = Run(
         engine=engine.name,
         capabilities=engine.capabilities,
         case=case,
         emitted=tuple(emitted),
         boundaries=tuple(session.boundaries) if session else (),
-        ending=ending,
+        ending=_ending(case, emitted, closed, error),
         exit=session.observe() if session else Observation(),
         error=None if error is None else error_text(error),
         injected=isinstance(error, InjectedFault),
-        continuation=_continue(engine, session, tuple(emitted), ending, case) if session else None,
     )
+    return run, session
+
+
+def continued(engine: Engine, run: Run, session: Session | None) -> Run:
+    """The second part: the run with its continuation, where there can be one. The session is used up.
+
+    After a natural end the further turn adds two tokens, as a chat does; else it just goes on.
+    """
+    case = run.case
+    if session is None or not engine.capabilities.resumable or case.sampling.temperature > 0:
+        return run
+    added = (case.prompt * 2)[:2] if run.ending in ("stop", "length") else ()
+    further = replace(
+        case,
+        target=_faultless(case.target),
+        draft=_faultless(case.draft) if case.draft else None,
+        max_tokens=CONTINUED_TOKENS,
+        stop_tokens=frozenset(),
+        close_after=None,
+    )
+    received: list[int] = []
+    error: str | None = None
+    try:
+        _consume(cast(ResumableEngine, engine).resume(session, run.emitted, added, further), received, further)
+    except ENGINE_ERRORS as raised:  # as above: a finding
+        error = error_text(raised)
+    return replace(run, continuation=Continuation(added, tuple(received), error))
 
 
 def _consume(session: Session, emitted: list[int], case: Case) -> bool:
@@ -129,29 +160,6 @@ def _ending(case: Case, emitted: Sequence[int], closed: bool, error: BaseExcepti
     if closed:
         return "close"
     return "stop" if emitted and emitted[-1] in case.stop_tokens else "length"
-
-
-def _continue(
-    engine: Engine, session: Session, emitted: tuple[int, ...], ending: Ending, case: Case
-) -> Continuation | None:
-    """A further turn. After a natural end it adds two tokens, as a chat does; else it just goes on."""
-    if not engine.capabilities.resumable or case.sampling.temperature > 0:
-        return None
-    added = (case.prompt * 2)[:2] if ending in ("stop", "length") else ()
-    further = replace(
-        case,
-        target=_faultless(case.target),
-        draft=_faultless(case.draft) if case.draft else None,
-        max_tokens=CONTINUED_TOKENS,
-        stop_tokens=frozenset(),
-        close_after=None,
-    )
-    received: list[int] = []
-    try:
-        _consume(cast(ResumableEngine, engine).resume(session, emitted, added, further), received, further)
-    except ENGINE_ERRORS as raised:  # as above: a finding
-        return Continuation(added, tuple(received), error_text(raised))
-    return Continuation(added, tuple(received))
 
 
 def _faultless(spec: ModelSpec) -> ModelSpec:

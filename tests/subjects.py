@@ -8,14 +8,14 @@ from functools import lru_cache
 
 import pytest
 
-from specproof.engine import ENGINES, Case, Engine, load_engine
+from specproof.engine import ENGINES, Case, Engine, Session, load_engine
 from specproof.errors import MissingExtra
 from specproof.grid import BASE_LABELS, BLOCK_SIZES
 from specproof.invariants import RUN_INVARIANTS
 from specproof.pairs import toy
 from specproof.regimes import REGIMES
 from specproof.results import Violation
-from specproof.runner import Run, run_case
+from specproof.runner import Run, continued, run_turn
 
 SUBJECTS = pytest.StashKey["Subjects"]()
 """Where pytest's configuration keeps the engines under audit."""
@@ -95,17 +95,26 @@ def _one(cases: Sequence[Case]) -> Case:
 
 
 class Runs:
-    """Runs of cases, each made once and then shared by all tests that look at it."""
+    """Runs of cases, each made once and then shared by all tests that look at it (a case's id says all about it)."""
 
     def __init__(self) -> None:
-        self._runs: dict[tuple[str, str], Run] = {}
+        self._turns: dict[tuple[str, str], tuple[Run, Session | None]] = {}
+        self._continued: dict[tuple[str, str], Run] = {}
 
     def of(self, engine: Engine, case: Case) -> Run:
-        """The run of a case of the audit (its id says all about it)."""
+        """The run of a case of the audit, without a further turn."""
         key = (engine.name, case.id)
-        if key not in self._runs:
-            self._runs[key] = run_case(engine, case)
-        return self._runs[key]
+        if key not in self._turns:
+            self._turns[key] = run_turn(engine, case)
+        return self._turns[key][0]
+
+    def continued(self, engine: Engine, case: Case) -> Run:
+        """The run with its further turn."""
+        key = (engine.name, case.id)
+        if key not in self._continued:
+            run = self.of(engine, case)
+            self._continued[key] = continued(engine, run, self._turns[key][1])
+        return self._continued[key]
 
 
 def assert_holds(name: str, *runs: Run) -> None:

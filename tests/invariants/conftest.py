@@ -28,3 +28,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def run(point: Point, subjects: Subjects, runs: Runs) -> Run:
     """The run of a point's case."""
     return runs.of(subjects.engines[point.engine], point.case)
+
+
+@pytest.fixture
+def continued_run(point: Point, subjects: Subjects, runs: Runs) -> Run:
+    """The run of a point's case, and a further turn on the caches it left."""
+    return runs.continued(subjects.engines[point.engine], point.case)

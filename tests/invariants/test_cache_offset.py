@@ -34,7 +34,7 @@ from specproof.adapters.reference import DEFERRED, EAGER, ENGINE
 from specproof.engine import Engine
 from specproof.pairs import toy
 from specproof.regimes import REGIMES
-from specproof.runner import Run, run_case
+from specproof.runner import Run, run_case, run_turn
 
 
 @pytest.mark.invariant("target_cache_offset")
@@ -50,13 +50,15 @@ def test_draft_cache_offset_is_prompt_plus_emitted_minus_one(run: Run) -> None:
 @pytest.mark.invariant("target_cache_offset")
 @given(data=st.data())
 def test_target_cache_offset_holds_for_drawn_cases(engine: Engine, data: st.DataObject) -> None:
-    assert_holds("target_cache_offset", run_case(engine, data.draw(cases(engine.capabilities, toy()))))
+    run, _ = run_turn(engine, data.draw(cases(engine.capabilities, toy())))
+    assert_holds("target_cache_offset", run)
 
 
 @pytest.mark.invariant("draft_cache_offset")
 @given(data=st.data())
 def test_draft_cache_offset_holds_for_drawn_cases(engine: Engine, data: st.DataObject) -> None:
-    assert_holds("draft_cache_offset", run_case(engine, data.draw(cases(engine.capabilities, toy()))))
+    run, _ = run_turn(engine, data.draw(cases(engine.capabilities, toy())))
+    assert_holds("draft_cache_offset", run)
 
 
 # ----------------------------------------------------------------------------------------------- negative controls

@@ -32,8 +32,8 @@ from specproof.runner import CONTINUED_TOKENS, Continuation, Run, run_case
 
 
 @pytest.mark.invariant("exit_state")
-def test_exit_state_is_a_round_boundary_that_can_be_continued_from(run: Run) -> None:
-    assert_holds("exit_state", run)
+def test_exit_state_is_a_round_boundary_that_can_be_continued_from(continued_run: Run) -> None:
+    assert_holds("exit_state", continued_run)
 
 
 @pytest.mark.invariant("exit_state")

@@ -4,6 +4,7 @@ import pytest
 
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install 'specproof[mlx]'")
 
+import numpy as np  # noqa: E402
 from mlx_decodes import assert_at_boundary, make  # noqa: E402
 from mlx_toys import GREEDY, SAMPLINGS, Poisoned, Wrapped, toy  # noqa: E402
 
@@ -131,6 +132,71 @@ def test_a_drafter_that_breaks_its_contract_is_an_error_and_leaves_the_boundary(
     with pytest.raises(error, match=message):
         decoder.step(state)
     assert_at_boundary(state)
+
+
+class OutOfVocabulary(DraftModel):
+    """Proposes a token that does not exist."""
+
+    def propose(self, history, target_hidden, budget):
+        block = super().propose(history, target_hidden, budget)
+        return DeviceBlock(block.tokens + 32, block.probabilities, block.faults)
+
+
+class TooFewRows(DraftModel):
+    def propose(self, history, target_hidden, budget):
+        block = super().propose(history, target_hidden, budget)
+        return DeviceBlock(block.tokens, block.probabilities[:-1], block.faults)
+
+
+class ShortRows(DraftModel):
+    def propose(self, history, target_hidden, budget):
+        block = super().propose(history, target_hidden, budget)
+        return DeviceBlock(block.tokens, block.probabilities[:, :-1], block.faults)
+
+
+class NanQ(DraftModel):
+    def propose(self, history, target_hidden, budget):
+        block = super().propose(history, target_hidden, budget)
+        return DeviceBlock(block.tokens, block.probabilities * mx.nan, block.faults)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        (OutOfVocabulary, TokenOutOfRange, r"proposal\[0\] is \d+, outside the vocabulary 0\.\.31"),
+        (TooFewRows, DecodingFault, r"tokens \(3,\) with probabilities \(2, 32\); it must give .* here \(3, 32\)"),
+        (ShortRows, DecodingFault, r"tokens \(3,\) with probabilities \(3, 31\); it must give"),
+        (NanQ, DishonestDraft, r"proposal 0 is token \d+, which has no mass under the q"),
+    ],
+)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_malformed_block_is_an_error_under_every_rule_and_leaves_the_boundary(rule, kind, error, message):
+    decoder, _ = make(rule, 3)
+    state = decoder.prefill([1, 2], kind(toy("draft"), GREEDY, KeyedRandomness(0)), 9)
+    history = list(state.history)
+    with pytest.raises(error, match=message):
+        decoder.step(state)
+    assert state.history == history
+    assert_at_boundary(state)
+
+
+@pytest.mark.parametrize("value", [1.5, float("inf"), "3", None], ids=repr)
+def test_counts_and_tokens_that_are_not_integers_are_refused(value):
+    decoder, drafter = make()
+    with pytest.raises(InvalidSetting, match=r"max_tokens is .*; give an integer >= 0"):
+        decoder.prefill([1], drafter, value)
+    with pytest.raises(InvalidSetting, match=r"num_draft_tokens is .*; give an integer >= 0"):
+        make("greedy", value)
+    with pytest.raises(TokenOutOfRange, match=r"the prompt holds .*, which is no token id"):
+        decoder.prefill([1, value], drafter, 4)
+    assert offsets(drafter.cache) == (0,)
+
+
+def test_integers_of_other_libraries_become_plain_ones():
+    decoder, drafter = make("greedy", np.int64(3))
+    state = decoder.prefill(np.array([1, 2]), drafter, np.int32(4))
+    assert {type(n) for n in (*state.history, state.max_tokens, decoder.num_draft_tokens)} == {int}
+    assert decoder.prefill(mx.array([1, 2]), make()[1], 4).history == state.history
 
 
 def test_a_target_that_hides_its_rows_is_refused():

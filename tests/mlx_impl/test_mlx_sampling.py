@@ -198,3 +198,27 @@ def test_faults_are_reported_with_model_and_position():
         NonFiniteLogits, match=r"processors left the draft model no distribution at position 6; they may ban"
     ):
         check_rows([2], "draft model", 6)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1e-300),
+        SamplingParams(temperature=1e300),
+        SamplingParams(logit_bias={0: 1e300}),
+        SamplingParams(logit_bias={0: -1e300}),
+        SamplingParams(presence_penalty=1.0, penalty_window=10**30),
+    ],
+    ids=str,
+)
+def test_settings_beyond_float32_give_the_distribution_of_float64(params):
+    logits = [[1.0, 2.0, 3.0]]
+    expected = oracle.distribution(np.array(logits[0]), params, [0, 0, 1])
+    np.testing.assert_allclose(on_device(logits, params, [0, 0, 1])[0], expected, atol=TOLERANCE)
+
+
+def test_penalties_that_leave_no_distribution_are_flagged_and_the_message_names_settings():
+    logits, params = mx.array([[-1.0, 0.0, 3.0]]), SamplingParams(presence_penalty=-1e300)
+    faults = row_faults(logits, distributions(logits, params, mx.array([1]))).tolist()
+    with pytest.raises(NonFiniteLogits, match=r"the sampling settings or processors left the target no distribution"):
+        check_rows(faults, "target", 0)

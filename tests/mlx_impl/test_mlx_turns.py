@@ -20,7 +20,7 @@ from mlx_toys import GREEDY, Failing, InjectedError, toy  # noqa: E402
 
 from mlx_impl import DraftModel, KeyedRandomness  # noqa: E402
 from mlx_impl.cache import offsets, trim_to  # noqa: E402
-from reference.errors import CacheLengthError  # noqa: E402
+from reference.errors import CacheLengthError, InvalidSetting  # noqa: E402
 
 
 @pytest.mark.parametrize("target_rows", [0, 1, 3])
@@ -120,3 +120,43 @@ def test_cutting_a_target_cache_behind_the_decoders_back_is_seen_at_the_boundary
     trim_to(state.target_cache, 2)
     with pytest.raises(AssertionError, match=r"caches hold .*2, 2, 2.*expected 3 = prompt 3 \+ emitted 1 - 1"):
         assert_at_boundary(state)
+
+
+def test_an_old_generator_that_dies_after_extend_leaves_the_next_turn_alone():
+    decoder, drafter = make("greedy", 4, draft=toy("target"))
+    state = decoder.prefill(PROMPT, drafter, 9)
+    iterator = decoder.generate(state)
+    next(iterator), next(iterator)
+    following = decoder.extend(state, [], 6)
+    history = list(state.history)
+    iterator.close()
+    assert_at_boundary(following)
+    assert tuple(tokens_of(decoder.generate(following))) == greedy(toy("target"), history, 6)
+
+
+def test_a_state_used_up_by_extend_is_refused_by_everything_that_would_go_on_with_it():
+    decoder, drafter = make("greedy", 4, draft=toy("target"))
+    state = decoder.prefill(PROMPT, drafter, 9)
+    iterator = decoder.generate(state)
+    next(iterator)
+    following = decoder.extend(state, [7], 6)
+    calls = [
+        lambda: decoder.step(state),
+        lambda: next(decoder.generate(state)),
+        lambda: next(iterator),
+        lambda: decoder.extend(state, [], 3),
+        lambda: decoder.step(state.copy()),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidSetting, match=r"this state was used up by extend; go on with the state it returned"):
+            call()
+    assert_at_boundary(following)
+
+
+def test_a_step_refuses_a_target_cache_that_something_else_used_and_changes_nothing():
+    decoder, drafter = make()
+    state = decoder.prefill(PROMPT, drafter, 6)
+    trim_to(state.target_cache, 2)
+    with pytest.raises(CacheLengthError, match=r"the target's cache holds 2 rows, not the 3 of the history"):
+        decoder.step(state)
+    assert set(offsets(state.target_cache)) == {2}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from test_reference_decoder import PROMPT, SCHEDULES, decoder, drafter, lag, tokens
 from toy_models import Boom, Faulty, assert_at_boundary, plain_greedy, plain_gumbel, scripted
 
 from reference import Decoder, DraftModel, PromptLookup, SamplingParams, Transformer
-from reference.errors import InvalidSetting, TokenOutOfRange
+from reference.errors import CacheLengthError, DecodingFault, DishonestDraft, InvalidSetting, TokenOutOfRange
+from reference.values import DraftBlock
 
 N = 11
 SCRIPT = [True, True, False, True]
@@ -310,3 +314,88 @@ def test_a_drafter_may_sample_otherwise_than_the_target(target: Transformer, dra
     state = dec.prefill(PROMPT, hot, N)
     assert tokens(dec, state) == plain_greedy(target, PROMPT, N)
     assert_at_boundary(state, target, draft)
+
+
+# ------------------------------------------------------------------------------------- used-up states, broken blocks
+
+
+def test_an_old_generator_that_dies_after_extend_leaves_the_next_turn_alone(target: Transformer) -> None:
+    dec = decoder(target, "greedy", 4)
+    state = dec.prefill(PROMPT, drafter(dec, target), 9)
+    iterator = dec.generate(state)
+    next(iterator), next(iterator)
+    following = dec.extend(state, [], 6)
+    history = list(state.history)
+    iterator.close()
+    assert_at_boundary(following, target, target)
+    assert tokens(dec, following) == plain_greedy(target, history, 6)
+
+
+def test_a_used_up_state_is_refused_wherever_it_would_go_on(target: Transformer) -> None:
+    dec = decoder(target, "greedy", 4)
+    state = dec.prefill(PROMPT, drafter(dec, target), 9)
+    iterator = dec.generate(state)
+    next(iterator)
+    following = dec.extend(state, [1], 6)
+    for call in (
+        lambda: dec.step(state),
+        lambda: next(dec.generate(state)),
+        lambda: next(iterator),
+        lambda: dec.extend(state, [], 3),
+    ):
+        with pytest.raises(InvalidSetting, match=r"used up by extend; go on with the state it returned"):
+            call()
+    assert_at_boundary(following, target, target)
+
+
+def test_a_step_refuses_a_target_cache_of_another_length_and_changes_nothing(target: Transformer) -> None:
+    dec = decoder(target, "greedy", 4)
+    state = dec.prefill(PROMPT, drafter(dec, target), 9)
+    state.target_cache.trim(1)
+    with pytest.raises(CacheLengthError, match=rf"holds {len(PROMPT) - 1} rows, a history of {len(PROMPT) + 1} tokens"):
+        dec.step(state)
+    assert state.target_cache.offset == len(PROMPT) - 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda b: DraftBlock(b.tokens, b.distributions[:-1]), DecodingFault, r"3 tokens with 2 distributions"),
+        (
+            lambda b: DraftBlock(b.tokens, tuple(replace(d, vocab_size=99) for d in b.distributions)),
+            DecodingFault,
+            r"distribution 0 is over 99 tokens, the target's vocabulary has",
+        ),
+        (
+            lambda b: DraftBlock(
+                b.tokens, tuple(replace(d, probabilities=d.probabilities * float("nan")) for d in b.distributions)
+            ),
+            DishonestDraft,
+            r"draft 0 of the block is token \d+, which has no mass",
+        ),
+    ],
+)
+def test_a_malformed_block_is_an_error_and_leaves_the_boundary(target, change, error, message) -> None:  # type: ignore[no-untyped-def]
+    class Malformed(DraftModel):
+        def propose(self, history, target_hidden, budget):  # type: ignore[no-untyped-def]
+            return change(super().propose(history, target_hidden, budget))
+
+    dec = decoder(target, "greedy", 3)
+    state = dec.prefill(PROMPT, Malformed(target, dec.sampling, dec.randomness), 9)
+    with pytest.raises(error, match=message):
+        dec.step(state)
+    assert_at_boundary(state, target, target)
+
+
+@pytest.mark.parametrize("value", [1.5, float("inf"), "3", None], ids=repr)
+def test_counts_and_tokens_that_are_not_integers_are_refused(target: Transformer, value: object) -> None:
+    dec = decoder(target, "greedy", 3)
+    draft = drafter(dec, target)
+    with pytest.raises(InvalidSetting, match=r"max_tokens is .*; give an integer >= 0"):
+        dec.prefill(PROMPT, draft, value)
+    with pytest.raises(InvalidSetting, match=r"num_draft_tokens is .*; give an integer >= 0"):
+        replace(dec, num_draft_tokens=value)
+    with pytest.raises(TokenOutOfRange, match=r"token .* at index 1 is not an integer"):
+        dec.prefill([1, value], draft, 4)
+    state = dec.prefill(np.array(PROMPT), draft, np.int64(4))
+    assert {type(n) for n in (*state.history, state.max_tokens)} == {int}

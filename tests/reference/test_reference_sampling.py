@@ -206,3 +206,47 @@ def test_toy_logits_are_neither_uniform_nor_a_point_mass(target: Transformer) ->
     p = distribution(target.forward_without_cache([1, 2, 3]).logits[-1], SamplingParams(), [])
     entropy = -(p * np.log(p)).sum()
     assert 0.5 < entropy < np.log(32) - 0.5
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(repetition_penalty=1e308),
+        SamplingParams(presence_penalty=-1.7e308, frequency_penalty=-1.7e308),
+        SamplingParams(presence_penalty=1.7e308, logit_bias={0: -1.7e308}),
+    ],
+    ids=str,
+)
+def test_settings_that_overflow_are_an_error_that_names_them(params: SamplingParams) -> None:
+    with pytest.raises(
+        NonFiniteLogits, match=r"sampling settings took the logit of token 0 from -5\.0 to .*_penalty is"
+    ):
+        distribution(np.array([-5.0, 1.0]), params, [0])
+
+
+INTEGERS = ("top_k", "penalty_window")
+NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+@pytest.mark.parametrize("value", [1.5, float("inf"), "1", None], ids=repr)
+def test_settings_that_count_must_be_integers(value: object) -> None:
+    for name in INTEGERS:
+        with pytest.raises(InvalidSetting, match=rf"{name} is .*, not an integer"):
+            SamplingParams(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(InvalidSetting, match=r"logit_bias is .*, not an integer"):
+        SamplingParams(logit_bias={value: 1.0})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("value", ["1", None, [1.0], 1j], ids=repr)
+def test_settings_that_measure_must_be_real_numbers(value: object) -> None:
+    for name in NUMBERS:
+        with pytest.raises(InvalidSetting, match=rf"{name} is .*; give a real number"):
+            SamplingParams(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(InvalidSetting, match=r"logit_bias is .*; give a real number"):
+        SamplingParams(logit_bias={1: value})  # type: ignore[dict-item]
+
+
+def test_numbers_of_numpy_become_plain_ones() -> None:
+    params = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), logit_bias={np.int64(1): np.float32(2)})
+    assert params == SamplingParams(temperature=0.5, top_k=3, logit_bias={1: 2.0})
+    assert {type(n) for n in (params.top_k, *params.logit_bias)} == {int}
