@@ -15,10 +15,14 @@ from subjects import SUBJECTS, Runs, Subjects
 from reference.errors import InvalidInput
 from specproof.engine import Engine
 
-settings.register_profile("dev", max_examples=8, deadline=None, report_multiple_bugs=False)
-settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
+settings.register_profile("dev", max_examples=8, deadline=None, derandomize=True, report_multiple_bugs=False)
+settings.register_profile("ci", settings.get_profile("dev"), print_blob=True)
 settings.register_profile(
-    "fuzz", settings.get_profile("dev"), max_examples=1000, suppress_health_check=[HealthCheck.too_slow]
+    "fuzz",
+    settings.get_profile("dev"),
+    max_examples=1000,
+    derandomize=False,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 
 

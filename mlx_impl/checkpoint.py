@@ -45,10 +45,12 @@ def read_args(folder: Path) -> ModelArgs:
         raise CheckpointError(f"{folder} has no config.json; give a Hugging Face Llama folder")
     config = _read_object(folder / "config.json")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise CheckpointError(f"config.json in {folder} describes rotary positions by {rope!r}; give a JSON object")
     _refuse_unknown_parts(folder, config, rope)
     try:
         heads = config["num_attention_heads"]
-        return ModelArgs(
+        args = ModelArgs(
             vocab_size=config["vocab_size"],
             hidden_size=config["hidden_size"],
             intermediate_size=config["intermediate_size"],
@@ -62,6 +64,27 @@ def read_args(folder: Path) -> ModelArgs:
         )
     except KeyError as error:
         raise CheckpointError(f"config.json in {folder} lacks {error}; give a complete Llama configuration") from error
+    except (TypeError, ZeroDivisionError) as error:
+        raise CheckpointError(f"config.json in {folder} holds a value of the wrong kind ({error}); mend it") from error
+    _check_sizes(folder, args)
+    return args
+
+
+def _check_sizes(folder: Path, args: ModelArgs) -> None:
+    """Every field a number of its kind, and positive (`tie_word_embeddings`: true or false)."""
+    for name, value in vars(args).items():
+        kinds = {"tie_word_embeddings": (bool,), "rms_norm_eps": (int, float), "rope_theta": (int, float)}.get(
+            name, (int,)
+        )
+        if not isinstance(value, kinds) or (bool not in kinds and not value > 0):
+            raise CheckpointError(
+                f"config.json in {folder} gives {name} as {value!r}; give a positive number of its kind"
+            )
+    if args.num_attention_heads % args.num_key_value_heads or args.head_dim % 2:
+        raise CheckpointError(
+            f"config.json in {folder} gives {args.num_attention_heads} heads of size {args.head_dim} on "
+            f"{args.num_key_value_heads} key heads; give numbers that divide, and an even size"
+        )
 
 
 def read_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, mx.array]:
@@ -98,7 +121,7 @@ def read_tokens(folder: Path) -> dict[str, int] | None:
     if not (folder / "tokenizer.json").is_file():
         return None
     tokenizer = _read_object(folder / "tokenizer.json")
-    listed = tokenizer.get("model", {}).get("vocab")
+    listed = (tokenizer.get("model") or {}).get("vocab")
     if not isinstance(listed, dict):
         return None
     return {**listed, **{token["content"]: token["id"] for token in tokenizer.get("added_tokens") or ()}}

@@ -69,6 +69,16 @@ def read_config(folder: Path) -> LlamaConfig:
         raise CheckpointError(
             f"{folder}/config.json has no {error}; a Llama needs it: restore the original file"
         ) from error
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(
+            f"{folder}/config.json holds a value of the wrong kind ({error}); restore the original file"
+        ) from error
+    if min(config.vocab_size, config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) < 1:
+        raise CheckpointError(f"{folder}/config.json gives a size below 1; restore the original file")
+    if not config.rope_theta > 0:
+        raise CheckpointError(
+            f"{folder}/config.json has rope_theta {config.rope_theta}; it must be positive: check the file"
+        )
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
         raise CheckpointError(
             f"{folder}/config.json gives {config.num_heads} heads of size {config.head_dim} on {config.num_kv_heads} "
@@ -107,7 +117,7 @@ def read_tokens(folder: Path) -> dict[str, int] | None:
     if not (folder / "tokenizer.json").is_file():
         return None
     fields = _read_json(folder / "tokenizer.json")
-    vocabulary = fields.get("model", {}).get("vocab")
+    vocabulary = (fields.get("model") or {}).get("vocab")
     if not isinstance(vocabulary, Mapping):
         return None
     return {**vocabulary, **{token["content"]: token["id"] for token in fields.get("added_tokens", ())}}
@@ -128,6 +138,8 @@ def _refuse_unknown_parts(folder: Path, fields: Mapping[str, Any]) -> None:
     if fields.get("model_type") != "llama":
         raise CheckpointError(f"{folder} is a {fields.get('model_type')!r} model; only 'llama' checkpoints can be read")
     rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise CheckpointError(f"{folder}/config.json describes rotary positions by {rope!r}; give a JSON object")
     parts = {
         "attention_bias": fields.get("attention_bias", False),
         "mlp_bias": fields.get("mlp_bias", False),

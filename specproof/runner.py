@@ -110,7 +110,7 @@ def run_turn(engine: Engine, case: Case) -> tuple[Run, Session | None]:
         ending=_ending(case, emitted, closed, error),
         exit=session.observe() if session else Observation(),
         error=None if error is None else error_text(error),
-        injected=isinstance(error, InjectedFault),
+        injected=_injected(error),
     )
     return run, session
 
@@ -164,6 +164,13 @@ def _ending(case: Case, emitted: Sequence[int], closed: bool, error: BaseExcepti
 
 def _faultless(spec: ModelSpec) -> ModelSpec:
     return replace(spec, fault=None)
+
+
+def _injected(error: BaseException | None) -> bool:
+    """Whether an exception is a fault the harness asked for, as it is or wrapped by the engine in one of its own."""
+    return error is not None and (
+        isinstance(error, InjectedFault) or _injected(error.__cause__) or _injected(error.__context__)
+    )
 
 
 def error_text(error: BaseException) -> str:

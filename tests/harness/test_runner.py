@@ -11,6 +11,7 @@ import pytest
 from reference.values import SamplingParams
 from specproof.adapters.reference import ENGINE
 from specproof.engine import Boundary, Capabilities, Case, Engine, Fault, ModelSpec, Observation
+from specproof.errors import InjectedFault
 from specproof.invariants import RUN_INVARIANTS
 from specproof.pairs import toy
 from specproof.runner import OVERRUN, run_case
@@ -66,6 +67,25 @@ def test_an_engine_that_raises_at_start_leaves_a_run_that_says_so() -> None:
     run = run_case(TokensOnlyEngine(fail), CASE)
     assert (run.ending, run.error, run.injected, run.emitted) == ("abort", "MemoryError: out of memory", False, ())
     assert "MemoryError: out of memory" in RUN_INVARIANTS["emitted_block"].check(run)[0].message
+
+
+def test_a_fault_that_the_engine_wraps_in_an_error_of_its_own_is_still_the_harnesss() -> None:
+    def fail() -> Iterator[int]:
+        try:
+            raise InjectedFault("injected")
+        except InjectedFault as error:
+            raise RuntimeError("the model failed") from error
+
+    run = run_case(TokensOnlyEngine(fail), CASE)
+    assert (run.ending, run.injected) == ("abort", True)
+
+
+def test_an_engine_that_exits_the_process_is_a_run_that_raised() -> None:
+    def leave() -> Iterator[int]:
+        raise SystemExit(0)
+
+    run = run_case(TokensOnlyEngine(leave), CASE)
+    assert (run.ending, run.error, run.injected) == ("abort", "SystemExit: 0", False)
 
 
 def test_an_engine_that_never_ends_is_closed_a_few_tokens_beyond_its_budget() -> None:

@@ -198,6 +198,12 @@ def test_an_unreadable_configuration_is_refused(tmp_path, text, message):
         ({"rope_scaling": {"rope_type": "yarn"}}, r"has scaled rotary positions, which"),
         ({"quantization": {"bits": 4}}, r"has quantised weights, which"),
         ({"num_hidden_layers": 4}, r"lacks the weight 'model\.layers\.3\.[a-z_.]+'; give a complete checkpoint"),
+        ({"vocab_size": "32"}, r"gives vocab_size as '32'; give a positive number"),
+        ({"num_hidden_layers": 0}, r"gives num_hidden_layers as 0"),
+        ({"num_attention_heads": 0}, r"gives num_attention_heads as 0|wrong kind"),
+        ({"head_dim": 7}, r"4 heads of size 7 on 2 key heads; give numbers that divide, and an even size"),
+        ({"rope_theta": -1.0}, r"gives rope_theta as -1.0"),
+        ({"rope_scaling": [1]}, r"describes rotary positions by \[1\]; give a JSON object"),
         ({"vocab_size": 33}, r"has shape \(32, 32\), config\.json asks for \(33, 32\); give a config"),
     ],
 )
