@@ -7,7 +7,8 @@
 - `audit`, `report`, `cli`: everything at once, and how it is shown.
 """
 
-from specproof.engine import Boundary, CacheRows, Capabilities, Case, Engine, Observation, Session, load_engine
+from specproof.engine import Boundary, CacheRows, Capabilities, Case, Engine, Observation, Session
+from specproof.registry import load_engine
 
 __all__ = [
     "Boundary",

@@ -205,6 +205,23 @@ class _Tally:
     cases: int = 0
     violations: list[Violation] = field(default_factory=list)
 
+    def look(self, run: Run) -> None:
+        """Count a run that shows what the check looks at, and every run that the engine broke off: none holds."""
+        name, case_id = self.check.name, run.case.id
+        try:
+            applies = self.check.applies(run)
+            found = self.check.check(run) if applies else []
+        except Exception as error:  # what the engine shows is malformed: a failed check, never a passed one
+            applies, found = (
+                True,
+                [Violation(name, case_id, None, f"what the engine shows cannot be judged: {error_text(error)}")],
+            )
+        raised = run.error is not None and not run.injected
+        if raised and not found:
+            found = [Violation(name, case_id, None, f"the engine raised {run.error}; every case is a valid one")]
+        self.cases += applies or raised
+        self.violations += found
+
     def result(self) -> CheckResult:
         if not self.observable:
             return CheckResult.not_observable("the engine cannot show what this looks at")
@@ -219,25 +236,9 @@ def _judge(engine: Engine, case: Case, tallies: Iterable[_Tally]) -> None:
         run = run_case(engine, case)
     except ENGINE_ERRORS as error:  # an engine that cannot even be looked at after it failed
         run = Run(engine.name, engine.capabilities, case, (), (), "abort", Observation(), error=error_text(error))
-    raised = run.error is not None and not run.injected
-    for tally in (tally for tally in tallies if tally.observable):
-        try:
-            if raised or tally.check.applies(run):
-                tally.cases += 1
-            if raised:  # a run that broke off shows no check to hold
-                tally.violations.append(
-                    Violation(
-                        tally.check.name, case.id, None, f"the engine raised {run.error}; every case is a valid one"
-                    )
-                )
-            elif tally.check.applies(run):
-                tally.violations += tally.check.check(run)
-        except Exception as error:  # what the engine shows is malformed: a failed check, never a passed one
-            tally.violations.append(
-                Violation(
-                    tally.check.name, case.id, None, f"what the engine shows cannot be judged: {error_text(error)}"
-                )
-            )
+    for tally in tallies:
+        if tally.observable:
+            tally.look(run)
 
 
 def _check_law(law: Law, engine: Engine, settings: Settings) -> CheckResult:

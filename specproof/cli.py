@@ -22,9 +22,9 @@ from reference.drafters import check_vocabularies, tokens_of
 from reference.errors import InvalidInput, InvalidSetting
 from reference.transformer import load
 from specproof import audit as auditing
-from specproof.engine import ENGINES, Engine, load_engine
-from specproof.errors import MissingExtra
+from specproof.engine import Engine
 from specproof.pairs import Pair, toy
+from specproof.registry import ENGINES, installed_engines, load_engine
 from specproof.report import print_report, require_markdown, to_json, to_markdown
 
 EXIT_FAILS, EXIT_WRONG_CALL, EXIT_INTERRUPTED = 1, 2, 130
@@ -73,7 +73,7 @@ def audit(
         _check_outputs(json_file, markdown_file)
         for name in set(engines or ()) & set(peers):
             raise InvalidSetting(f"{name!r} is given both as an engine and as a --peer; give it once")
-        subjects = _load_engines([*(engines or ()), *peers] or _installed(err))
+        subjects = _subjects([*(engines or ()), *peers], err)
         settings = auditing.Settings(
             pair=_pair(target, draft),
             quick=quick,
@@ -135,21 +135,14 @@ def _check_outputs(json_file: Path | None, markdown_file: Path | None) -> None:
         require_markdown()
 
 
-def _load_engines(names: list[str]) -> dict[str, Engine]:
-    return {name: load_engine(name) for name in names}
-
-
-def _installed(err: Console) -> list[str]:
-    """The engines of the package whose own packages are installed; says which are left out."""
-    names = []
-    for name in ENGINES:
-        try:
-            load_engine(name)
-        except MissingExtra as error:
-            err.print(f"left out: {error}", markup=False, soft_wrap=True)
-        else:
-            names.append(name)
-    return names
+def _subjects(names: list[str], err: Console) -> dict[str, Engine]:
+    """The engines of these names; without names, all that are installed, saying which are left out."""
+    if names:
+        return {name: load_engine(name) for name in names}
+    found, missing = installed_engines()
+    for why in missing.values():
+        err.print(f"left out: {why}", markup=False, soft_wrap=True)
+    return found
 
 
 def _pair(target: Path | None, draft: Path | None) -> Pair:

@@ -4,13 +4,12 @@ An engine runs a `Case` and hands out tokens; beside them it may show what its c
 boundary, what its drafter drew from, and so on. `Capabilities` says which of these it can show. What an
 engine cannot show is reported as *not observable*, never as passed.
 
-Engines that come with the package are named in `ENGINES`; any other is given as `module:attribute`.
+Which engines there are, and how one is loaded by its name, is in `registry`.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -19,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference.values import DraftDistribution, Round, SamplingParams
-from specproof.errors import MissingExtra, UnknownEngine
 
 Floats = NDArray[np.float64]
 Schedule = Literal["catch_up", "eager", "deferred"]
@@ -276,56 +274,3 @@ class ExactEngine(Engine, Protocol):
     def start_exact(self, case: Case, choices: Choices) -> ExactSession:
         """Begin a decode (prefill's draw included) whose every random choice is made by `choices`."""
         ...
-
-
-ENGINES: Mapping[str, str] = {
-    "reference": "specproof.adapters.reference:ENGINE",
-    "mlx_impl": "specproof.adapters.mlx_impl:ENGINE",
-    "mlx_lm": "specproof.adapters.mlx_lm:ENGINE",
-}
-"""The engines that come with the package: name -> where it is. A new engine is one line here."""
-
-_EXTRAS = {"mlx_impl": "mlx", "mlx_lm": "mlx-lm"}
-
-
-def load_engine(name: str) -> Engine:
-    """The engine of that name, or the one at `module:attribute` (an `Engine`, or a class or function making one).
-
-    Raises:
-        UnknownEngine: no such name, module or attribute, or what is there is not an engine.
-        MissingExtra: the engine is known but a package it needs is not installed.
-    """
-    module_name, colon, attribute = ENGINES.get(name, name).partition(":")
-    if not colon:
-        raise UnknownEngine(f"no engine is named {name!r}; give one of {', '.join(ENGINES)}, or module:attribute")
-    if not module_name or not attribute:
-        raise UnknownEngine(f"engine {name!r} lacks a module or an attribute; give module:attribute")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        if name in _EXTRAS:
-            raise MissingExtra(
-                f"engine {name!r} needs a package that is not installed ({error}); "
-                f"pip install 'specproof[{_EXTRAS[name]}]'"
-            ) from error
-        raise UnknownEngine(
-            f"engine {name!r}: cannot import {module_name!r} ({error}); check the spelling and PYTHONPATH"
-        ) from error
-    except (Exception, SystemExit) as error:
-        raise UnknownEngine(f"engine {name!r}: importing {module_name!r} raised {error!r}; mend the module") from error
-    if not hasattr(module, attribute):
-        raise UnknownEngine(
-            f"engine {name!r}: module {module_name!r} has no attribute {attribute!r}; check the spelling"
-        )
-    found = getattr(module, attribute)
-    # A class that has the attributes of an engine is not one: it still has to be made.
-    try:
-        engine = found() if isinstance(found, type) or (callable(found) and not isinstance(found, Engine)) else found
-    except (Exception, SystemExit) as error:
-        raise UnknownEngine(f"engine {name!r}: making it raised {error!r}; it is called without arguments") from error
-    if not isinstance(engine, Engine) or not isinstance(engine.capabilities, Capabilities):
-        raise UnknownEngine(
-            f"engine {name!r} is a {type(engine).__name__}; it needs name, version, capabilities (a Capabilities) and "
-            "start(case)"
-        )
-    return engine

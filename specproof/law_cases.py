@@ -17,6 +17,7 @@ from specproof.engine import Capabilities, Case, DrafterKind, ModelSpec
 from specproof.oracle import oracle_of
 from specproof.pairs import Pair
 from specproof.results import Violation
+from specproof.runner import error_text
 
 Tokens = tuple[int, ...]
 
@@ -88,7 +89,7 @@ def law_case(law: str, pair: Pair, rule: str, k: int, setting: Setting, prompt: 
 
 def raised(law: str, case: Case, error: Exception) -> Violation:
     """Whatever an engine raises in a case of a law is a finding, not a failure of the harness."""
-    return Violation(law, case.id, None, f"the engine raised {type(error).__name__}: {error}")
+    return Violation(law, case.id, None, f"the engine raised {error_text(error)}")
 
 
 def vocabulary(pair: Pair) -> int:

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from specproof.engine import ENGINES
 from specproof.invariants import RUN_INVARIANTS
+from specproof.registry import ENGINES
 
 FILE = Path(__file__).with_suffix(".txt")
 PROPERTY = "known_failure"

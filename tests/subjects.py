@@ -8,12 +8,12 @@ from functools import lru_cache
 
 import pytest
 
-from specproof.engine import ENGINES, Case, Engine, Session, load_engine
-from specproof.errors import MissingExtra
+from specproof.engine import Case, Engine, Session
 from specproof.grid import BASE_LABELS, BLOCK_SIZES
 from specproof.invariants import RUN_INVARIANTS
 from specproof.pairs import toy
 from specproof.regimes import REGIMES
+from specproof.registry import installed_engines, load_engine
 from specproof.results import Violation
 from specproof.runner import Run, continued, run_turn
 
@@ -39,14 +39,7 @@ class Subjects:
         """
         if names:
             return cls({name: load_engine(name) for name in names}, {})
-        engines: dict[str, Engine] = {}
-        missing: dict[str, str] = {}
-        for name in ENGINES:
-            try:
-                engines[name] = load_engine(name)
-            except MissingExtra as error:
-                missing[name] = str(error)
-        return cls(engines, missing)
+        return cls(*installed_engines())
 
     def header(self) -> list[str]:
         """What pytest prints above everything."""

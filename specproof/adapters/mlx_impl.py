@@ -1,16 +1,15 @@
 """`mlx_impl.decoder` as an engine.
 
-The decoder runs as it is, and decides everything. Its models are wrapped (`mlx_models`); its `step` is observed, to
-note each round boundary: a round is committed as a whole before its first token is handed out, so the caches are at
-the boundary then. Where the sampling has penalties, a logits processor that changes nothing notes what the target's
-processors are shown; elsewhere there is none, so that the decoder takes the path that it takes for most users.
+The decoder runs as it is, and decides everything; `decoder_sessions` notes its round boundaries. Its models are wrapped
+(`mlx_models`). Where the sampling has penalties, a logits processor notes what the target's processors are shown;
+elsewhere there is none, so that the decoder takes the path that it takes for most users.
 
 A further turn is a warm start: `prefill` of the whole history on the caches that the last turn left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.metadata import version
@@ -26,81 +25,30 @@ from mlx_impl.decoder import Decoder, DecoderState
 from mlx_impl.drafters import Drafter, DraftModel
 from mlx_impl.prompt_lookup import PromptLookup
 from mlx_impl.randomness import KeyedRandomness, Randomness
-from mlx_impl.sampling import LogitsProcessor
 from mlx_impl.transformer import Transformer, load
 from reference.errors import InvalidSetting
-from reference.values import DraftDistribution, Round, SamplingParams
+from reference.values import DraftDistribution, SamplingParams
+from specproof.adapters.decoder_sessions import (
+    DecoderExactSession,
+    DecoderSession,
+    OnRound,
+    Processors,
+    observed,
+)
 from specproof.adapters.mlx_models import ObservedModel, PromptCache, observation, state_key, weights_written
-from specproof.engine import Boundary, Capabilities, Case, Choices, Observation, Session
-
-Context = tuple[int, ...]
-OnRound = Callable[[DecoderState, Round], None]
+from specproof.engine import Capabilities, Case, Choices, Observation, Session
 
 
-class MlxImplSession:
-    """One turn of the decoder: a `Session`. Prefill runs with the first token asked for.
-
-    Args:
-        make_decoder: makes the decoder, given what to do after each of its steps and the processors to use.
-        drafter: with its cache.
-        target_cache: empty, or with the rows of a prefix of the history.
-        history: all tokens before this turn's first.
-        case: budget and sampling of this turn.
-    """
-
-    def __init__(
-        self,
-        make_decoder: Callable[[OnRound, Sequence[LogitsProcessor]], Decoder],
-        drafter: Drafter,
-        target_cache: Cache,
-        history: Sequence[int],
-        case: Case,
-    ) -> None:
-        self.boundaries: list[Boundary] = []
-        self.drafter = drafter
-        self.target_cache = target_cache
-        self._contexts: list[Context] = []
-        self._shows_contexts = case.sampling.has_penalties
-        self._decoder = make_decoder(self._add_boundary, [self._note_context] if self._shows_contexts else [])
-        self._tokens = self._run(history, case.max_tokens)
-
-    def __iter__(self) -> Iterator[int]:
-        """The tokens, as the decoder's `generate` hands them out; every call goes on with the same turn."""
-        return self._tokens
-
-    def close(self) -> None:
-        """Close the decoder's iterator. After the end: nothing."""
-        self._tokens.close()
+class MlxImplSession(DecoderSession):
+    """One turn of the MLX decoder."""
 
     def observe(self) -> Observation:
         """The caches as they are now."""
         return _observe(self.target_cache, self.drafter)
 
-    def _run(self, history: Sequence[int], max_tokens: int) -> Generator[int, None, None]:
-        state = self._decoder.prefill(history, self.drafter, max_tokens, self.target_cache)
-        self._add_boundary(state, None)
-        generated = self._decoder.generate(state)
-        try:
-            for item in generated:
-                yield item.token
-        finally:
-            cast(Generator[object, None, None], generated).close()
-
-    def _note_context(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        self._contexts.append(tuple(np.array(tokens).tolist()))
-        return logits
-
-    def _add_boundary(self, state: DecoderState, done: Round | None) -> None:
-        contexts, self._contexts = tuple(self._contexts), []
-        self.boundaries.append(
-            Boundary(
-                emitted=state.emitted,
-                round=done,
-                observation=self.observe(),
-                draft_distributions=None if done is None else _draft_distributions(state),
-                contexts=contexts if self._shows_contexts else None,
-            )
-        )
+    def distributions(self, state: DecoderState) -> tuple[DraftDistribution, ...]:
+        """The q of the last round's proposals, from the device."""
+        return tuple(DraftDistribution.from_dense(q) for q in np.array(state.block.probabilities).astype(np.float64))
 
 
 class HostChoices:
@@ -120,30 +68,8 @@ class HostChoices:
         return mx.array([self._choices.categorical(row) for row in rows], mx.uint32)
 
 
-class MlxImplExactSession:
-    """A decode whose choices the harness makes: an `ExactSession` that steps by one round."""
-
-    def __init__(self, decoder: Decoder, state: DecoderState) -> None:
-        self._decoder = decoder
-        self._state = state
-
-    @property
-    def emitted(self) -> tuple[int, ...]:
-        """Tokens of this turn so far."""
-        return self._state.emitted
-
-    @property
-    def finished(self) -> bool:
-        """Whether the turn ended."""
-        return self._state.finish is not None
-
-    def step(self) -> None:
-        """One round."""
-        self._decoder.step(self._state)
-
-    def copy(self) -> MlxImplExactSession:
-        """The same decode in a copied state; models and choices are shared."""
-        return MlxImplExactSession(self._decoder, self._state.copy())
+class MlxImplExactSession(DecoderExactSession):
+    """A decode of the MLX decoder whose choices the harness makes."""
 
     def key(self) -> bytes:
         """History, ending and caches, rounded."""
@@ -219,14 +145,15 @@ class MlxImplEngine:
     ) -> MlxImplSession:
         randomness = KeyedRandomness(case.seed)
 
-        def make_decoder(on_round: OnRound, processors: Sequence[LogitsProcessor]) -> Decoder:
-            return self._decoder(case, randomness, _observed(self.decoder_class, on_round), processors)
+        def make_decoder(on_round: OnRound, processors: Processors) -> Decoder:
+            return self._decoder(case, randomness, observed(self.decoder_class, on_round), processors)
 
         cache = make_cache(_load(case.target.folder)) if target_cache is None else target_cache
-        return MlxImplSession(make_decoder, self._drafter(case, randomness, draft_cache), cache, history, case)
+        drafter = self._drafter(case, randomness, draft_cache)
+        return MlxImplSession(make_decoder, drafter, cache, history, case.max_tokens, case.sampling.has_penalties)
 
     def _decoder(
-        self, case: Case, randomness: Randomness, decoder_class: type[Decoder], processors: Sequence[LogitsProcessor]
+        self, case: Case, randomness: Randomness, decoder_class: type[Decoder], processors: Processors
     ) -> Decoder:
         return decoder_class(
             ObservedModel(_load(case.target.folder), "target", case.target),
@@ -248,26 +175,9 @@ class MlxImplEngine:
 ENGINE = MlxImplEngine()
 
 
-def _observed(decoder_class: type[Decoder], on_round: OnRound) -> type[Decoder]:
-    """`decoder_class`, calling `on_round` with the state that each step leaves."""
-
-    class Observed(decoder_class):  # type: ignore[misc, valid-type]  # a base class known only now
-        def step(self, state: DecoderState) -> Round:
-            done: Round = super().step(state)
-            on_round(state, done)
-            return done
-
-    return Observed
-
-
 def _observe(target_cache: Cache, drafter: Drafter) -> Observation:
     draft_cache = None if drafter.cache is None else cast(PromptCache, drafter.cache)
     return observation(cast(PromptCache, target_cache), draft_cache)
-
-
-def _draft_distributions(state: DecoderState) -> tuple[DraftDistribution, ...]:
-    """The q of the last round's proposals, from the device."""
-    return tuple(DraftDistribution.from_dense(q) for q in np.array(state.block.probabilities).astype(np.float64))
 
 
 def _load(folder: Path) -> Transformer:

@@ -16,16 +16,9 @@ from reference.decoder import Decoder
 from reference.drafters import Drafter, DraftModel
 from reference.prompt_lookup import PromptLookup
 from reference.randomness import Randomness, SeededRandomness
-from reference.sampling import LogitsProcessor
 from reference.values import SamplingParams
-from specproof.adapters.reference_sessions import (
-    OnRound,
-    ReferenceExactSession,
-    ReferenceSession,
-    WrappedModel,
-    load_model,
-    observed,
-)
+from specproof.adapters.decoder_sessions import OnRound, Processors, observed
+from specproof.adapters.reference_sessions import ReferenceExactSession, ReferenceSession, WrappedModel, load_model
 from specproof.engine import Capabilities, Case, Choices, Schedule, Session
 
 __all__ = ["DEFERRED", "EAGER", "ENGINE", "ReferenceEngine", "ReferenceExactSession", "ReferenceSession"]
@@ -101,16 +94,15 @@ class ReferenceEngine:
     ) -> ReferenceSession:
         randomness = SeededRandomness(case.seed)
 
-        def make_decoder(on_round: OnRound, processors: Sequence[LogitsProcessor]) -> Decoder:
+        def make_decoder(on_round: OnRound, processors: Processors) -> Decoder:
             return self._decoder(case, randomness, observed(self.decoder_class, on_round), processors)
 
         cache = load_model(case.target.folder).new_cache() if target_cache is None else target_cache
-        return ReferenceSession(
-            make_decoder, self._drafter(case, randomness, draft_cache), cache, history, case.max_tokens
-        )
+        drafter = self._drafter(case, randomness, draft_cache)
+        return ReferenceSession(make_decoder, drafter, cache, history, case.max_tokens, shows_contexts=True)
 
     def _decoder(
-        self, case: Case, randomness: Randomness, decoder_class: type[Decoder], processors: Sequence[LogitsProcessor]
+        self, case: Case, randomness: Randomness, decoder_class: type[Decoder], processors: Processors
     ) -> Decoder:
         return decoder_class(
             WrappedModel(case.target),

@@ -1,29 +1,23 @@
-"""The oracle's decoder under the harness's eyes: wrapped models, observed steps, and the two kinds of session.
+"""The oracle under the harness's eyes: its models wrapped, its caches read, and the two kinds of session.
 
-Models are wrapped to transform logits and to raise; `step` is observed to note each round boundary; a logits processor
-that changes nothing notes what processors are shown. Which decoder and drafter to run is decided in `reference`.
+Models are wrapped to transform logits and to raise. Which decoder and drafter to run is decided in `reference`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
 from reference.cache import KVCache
-from reference.decoder import Decoder, DecoderState
-from reference.drafters import Drafter
-from reference.sampling import LogitsProcessor
+from reference.decoder import DecoderState
 from reference.transformer import Activations, Transformer, load
-from reference.values import Round
-from specproof.engine import Boundary, CacheRows, Floats, ModelSpec, Observation
+from reference.values import DraftDistribution
+from specproof.adapters.decoder_sessions import DecoderExactSession, DecoderSession
+from specproof.engine import CacheRows, ModelSpec, Observation
 from specproof.errors import InjectedFault
-
-OnRound = Callable[[DecoderState, Round], None]
-MakeDecoder = Callable[[OnRound, Sequence[LogitsProcessor]], Decoder]
 
 
 class WrappedModel:
@@ -90,95 +84,20 @@ def _rows(cache: KVCache) -> tuple[CacheRows, ...]:
     return tuple(CacheRows(layer.keys, layer.values) for layer in cache.layers)
 
 
-class ReferenceSession:
-    """One decode of the oracle; prefill runs with the first token asked for.
-
-    Args:
-        make_decoder: makes the decoder, given what to call after each of its steps, and its logits processors.
-        drafter: with its cache.
-        target_cache: empty, or with the rows of a prefix of the prompt.
-        prompt: the whole history before this turn's first token.
-        max_tokens: budget of this turn.
-    """
-
-    def __init__(
-        self,
-        make_decoder: MakeDecoder,
-        drafter: Drafter,
-        target_cache: KVCache,
-        prompt: Sequence[int],
-        max_tokens: int,
-    ) -> None:
-        self.boundaries: list[Boundary] = []
-        self.drafter = drafter
-        self.target_cache = target_cache
-        self._contexts: list[tuple[int, ...]] = []
-        self._decoder = make_decoder(self._note_boundary, [self._note_context])
-        self._tokens = self._run(prompt, max_tokens)
-
-    def __iter__(self) -> Iterator[int]:
-        """The tokens, as the decoder's `generate` hands them out."""
-        return self._tokens
-
-    def close(self) -> None:
-        """Close the decoder's iterator."""
-        self._tokens.close()
+class ReferenceSession(DecoderSession):
+    """One turn of the oracle."""
 
     def observe(self) -> Observation:
         """The caches as they are now."""
         return observe(self.target_cache, self.drafter.cache)
 
-    def _run(self, prompt: Sequence[int], max_tokens: int) -> Generator[int]:
-        state = self._decoder.prefill(prompt, self.drafter, max_tokens, self.target_cache)
-        self._note_boundary(state, None)
-        tokens = self._decoder.generate(state)
-        try:
-            for generated in tokens:
-                yield generated.token
-        finally:
-            cast(Generator[object], tokens).close()
-
-    def _note_context(self, context: Sequence[int], logits: Floats) -> Floats:
-        self._contexts.append(tuple(context))
-        return logits
-
-    def _note_boundary(self, state: DecoderState, done: Round | None) -> None:
-        contexts, self._contexts = tuple(self._contexts), []
-        self.boundaries.append(
-            Boundary(
-                emitted=tuple(state.emitted),
-                round=done,
-                observation=observe(state.target_cache, state.drafter.cache),
-                draft_distributions=None if done is None else state.block.distributions,
-                contexts=contexts,
-            )
-        )
+    def distributions(self, state: DecoderState) -> tuple[DraftDistribution, ...]:
+        """The q of the last round's proposals."""
+        return state.block.distributions
 
 
-class ReferenceExactSession:
-    """A decode of the oracle whose choices the harness makes: an `ExactSession`."""
-
-    def __init__(self, decoder: Decoder, state: DecoderState) -> None:
-        self._decoder = decoder
-        self._state = state
-
-    @property
-    def emitted(self) -> tuple[int, ...]:
-        """Tokens of this turn so far."""
-        return tuple(self._state.emitted)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the turn ended."""
-        return self._state.finish is not None
-
-    def step(self) -> None:
-        """One round."""
-        self._decoder.step(self._state)
-
-    def copy(self) -> ReferenceExactSession:
-        """The same decode in a copied state; models and choices are shared."""
-        return ReferenceExactSession(self._decoder, self._state.copy())
+class ReferenceExactSession(DecoderExactSession):
+    """A decode of the oracle whose choices the harness makes."""
 
     def key(self) -> bytes:
         """History, ending and all cache rows to nine decimals."""
@@ -187,15 +106,3 @@ class ReferenceExactSession:
         # Adding zero turns -0.0, which rounds of tiny negative numbers leave, into 0.0.
         rows = b"".join((np.round(array, 9) + 0.0).tobytes() for array in arrays)
         return repr((self._state.history, self._state.finish)).encode() + rows
-
-
-def observed(decoder_class: type[Decoder], on_round: OnRound) -> type[Decoder]:
-    """`decoder_class`, calling `on_round` with the state that each step leaves."""
-
-    class Observed(decoder_class):  # type: ignore[misc, valid-type]  # a base class known only now
-        def step(self, state: DecoderState) -> Round:
-            done: Round = super().step(state)
-            on_round(state, done)
-            return done
-
-    return Observed

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from reference.randomness import EnumeratedRandomness
 from reference.values import SamplingParams
 from specproof import forcing
 from specproof.engine import Case, ModelSpec
+from specproof.oracle import Oracle
 from specproof.pairs import tiny, toy
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -60,3 +63,27 @@ def tiny_case(rule: str, k: int, max_tokens: int, sampling: SamplingParams) -> C
 def take(tokens: Iterator[int], count: int) -> list[int]:
     """The next `count` tokens."""
     return [next(tokens) for _ in range(count)]
+
+
+def law(engine, case_):
+    """The distribution of the emitted tokens, by replaying the turn once per outcome."""
+    choices = EnumeratedRandomness()
+    found = defaultdict(float)
+    for _ in choices.walk():
+        session = engine.start_exact(case_, choices)
+        while not session.finished:
+            session.step()
+        found[session.emitted] += choices.weight
+    return found
+
+
+def target_law(case_):
+    """The same by the oracle: two tokens."""
+    oracle = Oracle(case_.target)
+    first = oracle.distribution(case_.prompt, case_.sampling)
+    return {
+        (x, y): first[x] * second[y]
+        for x in range(3)
+        for second in [oracle.distribution((*case_.prompt, x), case_.sampling)]
+        for y in range(3)
+    }

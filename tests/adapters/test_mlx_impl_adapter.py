@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -11,12 +10,12 @@ import pytest
 pytest.importorskip("mlx.core", reason="needs the extra mlx")
 
 import mlx.core as mx
-from adapter_cases import GREEDY, PROMPT, WARM, case, take, tiny_case
+from adapter_cases import GREEDY, PROMPT, WARM, case, law, take, target_law, tiny_case
 
 from mlx_impl.decoder import Decoder
 from mlx_impl.drafters import DraftModel
 from reference.errors import CheckpointError, InvalidSetting
-from reference.randomness import EnumeratedRandomness, SeededRandomness
+from reference.randomness import SeededRandomness
 from reference.values import SamplingParams
 from specproof.adapters.mlx_impl import ENGINE, HostChoices, MlxImplEngine
 from specproof.engine import ExactEngine, Fault, ModelSpec, ResumableEngine
@@ -167,30 +166,6 @@ def test_a_stop_token_is_emitted_and_ends_the_turn():
 
 
 # ------------------------------------------------------------------------------------------------------ exact law
-
-
-def law(engine, case_):
-    """The distribution of the emitted tokens, by replaying the turn once per outcome."""
-    choices = EnumeratedRandomness()
-    found = defaultdict(float)
-    for _ in choices.walk():
-        session = engine.start_exact(case_, choices)
-        while not session.finished:
-            session.step()
-        found[session.emitted] += choices.weight
-    return found
-
-
-def target_law(case_):
-    """The same by the oracle: two tokens."""
-    oracle = Oracle(case_.target)
-    first = oracle.distribution(case_.prompt, case_.sampling)
-    return {
-        (x, y): first[x] * second[y]
-        for x in range(3)
-        for second in [oracle.distribution((*case_.prompt, x), case_.sampling)]
-        for y in range(3)
-    }
 
 
 @pytest.mark.parametrize("rule", ["sampler_match", "rejection"])

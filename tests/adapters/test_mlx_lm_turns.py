@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("mlx_lm", reason="needs the extra mlx-lm")
 
-from adapter_cases import PROMPT, WARM, case, take, tiny_case
+from adapter_cases import PROMPT, WARM, case, law, take, target_law, tiny_case
 
 from reference.errors import CheckpointError, InvalidSetting
 from reference.randomness import EnumeratedRandomness
@@ -112,33 +111,9 @@ def test_a_session_of_another_engine_is_refused():
 # ----------------------------------------------------------------------------------------------------- exact law
 
 
-def law(case_):
-    """The distribution of the emitted tokens, by replaying the turn once per outcome."""
-    choices = EnumeratedRandomness()
-    found = defaultdict(float)
-    for _ in choices.walk():
-        session = ENGINE.start_exact(case_, choices)
-        while not session.finished:
-            session.step()
-        found[session.emitted] += choices.weight
-    return found
-
-
-def target_law(case_):
-    """The same by the oracle: two tokens."""
-    oracle = Oracle(case_.target)
-    first = oracle.distribution(case_.prompt, case_.sampling)
-    return {
-        (x, y): first[x] * second[y]
-        for x in range(3)
-        for second in [oracle.distribution((*case_.prompt, x), case_.sampling)]
-        for y in range(3)
-    }
-
-
 def test_its_law_is_the_targets_and_a_warmer_target_is_told_apart():
     turn = tiny_case("sampler_match", k=1, max_tokens=2, sampling=SamplingParams(temperature=0.9, top_k=2))
-    found = law(turn)
+    found = law(ENGINE, turn)
     assert sum(found.values()) == pytest.approx(1, abs=1e-12)
 
     def distance(wanted):

@@ -80,6 +80,15 @@ class LayerlessEngine(MuteEngine):
         return session
 
 
+class ShapelessEngine(MuteEngine):
+    """Claims to show its caches and shows nothing that could be looked at."""
+
+    def start(self, case: Case) -> Session:
+        session = MuteSession(case)
+        session.observe = lambda: None  # type: ignore[method-assign, assignment, return-value]
+        return session
+
+
 class NeedsArguments:
     def __init__(self, model: object) -> None:
         self.model = model
@@ -88,6 +97,7 @@ class NeedsArguments:
 SHOWS_OFFSETS = Capabilities(rules=frozenset({"greedy"}), rounds=False, target_offsets=True)
 EXITING = ExitingEngine(capabilities=SHOWS_OFFSETS)
 RAISING_AT_ONCE = RaisingAtOnceEngine(capabilities=SHOWS_OFFSETS)
+SHAPELESS = ShapelessEngine(capabilities=SHOWS_OFFSETS)
 LAYERLESS = LayerlessEngine(capabilities=SHOWS_OFFSETS)
 FALSE_CLAIMS = MuteEngine(capabilities={"rules": ["greedy"]})  # type: ignore[arg-type]
 FORGETFUL = ReferenceEngine("forgetful", drafter_class=ForgetfulDrafter)

@@ -234,6 +234,12 @@ def test_a_cache_without_layers_is_a_failure_and_not_a_cache_of_the_right_length
     assert "shows no layers at all" in " ".join(result.stdout.split())
 
 
+def test_what_cannot_even_be_asked_whether_it_applies_fails_and_is_not_called_unobservable() -> None:
+    result = run("cli_engines:SHAPELESS", "--quick", "--regime", "plain", "--check", "target_cache_offset")
+    assert result.exit_code == 1
+    assert "what the engine shows cannot be judged: AttributeError" in " ".join(result.stdout.split())
+
+
 def test_tokenizers_that_number_a_token_differently_are_refused(tmp_path: Path) -> None:
     shutil.copytree(toy().draft, tmp_path / "draft")
     tokenizer = json.loads((tmp_path / "draft" / "tokenizer.json").read_text())
