@@ -26,7 +26,7 @@ class Settings:
     """What to audit with. Empty selections mean all.
 
     Attributes:
-        pair: the checkpoints of all cases; laws always take the tiny pair, whose outcomes can be enumerated.
+        pair: the checkpoints; laws that enumerate outcomes take the tiny pair instead.
         quick: fewer cases of every kind.
         seed: every case and every law derives its own from it.
         regimes: names of the regimes to run; a selection leaves out the laws, which have no regime.
@@ -204,6 +204,7 @@ class _Tally:
     observable: bool
     cases: int = 0
     violations: list[Violation] = field(default_factory=list)
+    shown: set[str] = field(default_factory=set)
 
     def look(self, run: Run) -> None:
         """Count a run that shows what the check looks at, and every run that the engine broke off: none holds."""
@@ -211,6 +212,7 @@ class _Tally:
         try:
             applies = self.check.applies(run)
             found = self.check.check(run) if applies else []
+            self.shown |= {part for part, is_shown in self.check.parts.items() if is_shown(run)}
         except Exception as error:  # what the engine shows is malformed: a failed check, never a passed one
             applies, found = (
                 True,
@@ -227,7 +229,8 @@ class _Tally:
             return CheckResult.not_observable("the engine cannot show what this looks at")
         if not self.cases:
             return CheckResult.not_observable("no case of this audit shows what this looks at")
-        return CheckResult.judged(self.cases, self.violations)
+        hidden = [part for part in self.check.parts if part not in self.shown]
+        return CheckResult.judged(self.cases, self.violations, hidden=tuple(hidden))
 
 
 def _judge(engine: Engine, case: Case, tallies: Iterable[_Tally]) -> None:
@@ -243,7 +246,7 @@ def _judge(engine: Engine, case: Case, tallies: Iterable[_Tally]) -> None:
 
 def _check_law(law: Law, engine: Engine, settings: Settings) -> CheckResult:
     try:
-        return law.check(engine, tiny(), settings.seed, settings.quick)
+        return law.check(engine, tiny() if law.enumerates else settings.pair, settings.seed, settings.quick)
     except ENGINE_ERRORS as error:
         return CheckResult.judged(1, [Violation(law.name, law.name, None, f"the engine raised {error_text(error)}")])
 

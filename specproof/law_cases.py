@@ -13,11 +13,12 @@ import numpy as np
 
 from reference.acceptance import RULES
 from reference.values import SamplingParams
-from specproof.engine import Capabilities, Case, DrafterKind, ModelSpec
+from specproof.engine import Capabilities, Case, DrafterKind, LogitTransform, ModelSpec
 from specproof.oracle import oracle_of
 from specproof.pairs import Pair
 from specproof.results import Violation
 from specproof.runner import error_text
+from specproof.transforms import Sharpen
 
 Tokens = tuple[int, ...]
 
@@ -27,16 +28,26 @@ LOOKUP_PROMPT: Tokens = (0, 2, 1, 0, 2)
 
 GREEDY = SamplingParams(temperature=0.0)
 
+CONTRARY = Sharpen(-0.5)
+"""Makes a drafter like best what it liked least: p and q lie far apart, so that wrong rules show in few samples."""
+
 
 @dataclass(frozen=True)
 class Setting:
-    """What a law is checked under, beside rule and k. `label` is its part of a case id."""
+    """What a law is checked under, beside rule and k.
+
+    Attributes:
+        label: its part of a case id.
+        sampling, stop_tokens, drafter, min_prob: as in `Case`.
+        draft_transform: what is done to the draft model's logits.
+    """
 
     label: str
     sampling: SamplingParams
     stop_tokens: frozenset[int] = field(default_factory=frozenset)
     drafter: DrafterKind = "draft_model"
     min_prob: float = 0.0
+    draft_transform: LogitTransform | None = None
 
     def runnable(self, capabilities: Capabilities) -> bool:
         """Whether the engine honours everything the setting asks for."""
@@ -50,6 +61,13 @@ class Setting:
 def with_drafter(setting: Setting, capabilities: Capabilities) -> Setting:
     """The setting with a draft model, or with prompt lookup for an engine that drafts by nothing else."""
     return setting if "draft_model" in capabilities.drafters else replace(setting, drafter="prompt_lookup")
+
+
+def contrary(setting: Setting, capabilities: Capabilities) -> Setting:
+    """The setting with a contrary draft model, where the engine has one and lets it be wrapped."""
+    if not capabilities.transforms or "draft_model" not in capabilities.drafters:
+        return setting
+    return replace(setting, label=f"{setting.label}-contrary", draft_transform=CONTRARY)
 
 
 def deviating_fields(sampling: SamplingParams) -> Iterable[str]:
@@ -75,7 +93,7 @@ def law_case(law: str, pair: Pair, rule: str, k: int, setting: Setting, prompt: 
         id=case_id(law, rule, k, setting),
         regime=law,
         target=ModelSpec(pair.target),
-        draft=ModelSpec(pair.draft) if setting.drafter == "draft_model" else None,
+        draft=ModelSpec(pair.draft, setting.draft_transform) if setting.drafter == "draft_model" else None,
         prompt=LOOKUP_PROMPT if setting.drafter == "prompt_lookup" else prompt,
         rule=rule,
         sampling=setting.sampling,
@@ -98,8 +116,9 @@ def vocabulary(pair: Pair) -> int:
 
 
 def random_prompt(vocab_size: int, seed: int) -> Tokens:
-    """A prompt of `PROMPT_LENGTH` tokens."""
-    return tuple(int(token) for token in np.random.default_rng(seed).integers(vocab_size, size=PROMPT_LENGTH))
+    """A prompt of `PROMPT_LENGTH` tokens, from a stream of its own: engines are given the same seed for their draws."""
+    generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
+    return tuple(int(token) for token in generator.integers(vocab_size, size=PROMPT_LENGTH))
 
 
 def clear_prompt(pair: Pair, length: int) -> Tokens:

@@ -20,14 +20,16 @@ class Law:
         statement: what holds for a right engine.
         blind_spot: what it cannot see.
         observable: whether an engine with these capabilities shows enough for it.
-        check: (engine, pair of a small vocabulary, seed, quick) -> result. `not_observable` where `observable`
-            is False; what the engine raises is a violation.
+        enumerates: whether it walks all sequences, so that its pair must have a vocabulary of a few tokens.
+        check: (engine, pair, seed, quick) -> result. `not_observable` where `observable` is False; what the engine
+            raises is a violation.
     """
 
     name: str
     statement: str
     blind_spot: str
     observable: Callable[[Capabilities], bool]
+    enumerates: bool
     check: Callable[[Engine, Pair, int, bool], CheckResult]
 
 
@@ -39,6 +41,7 @@ LAWS: Mapping[str, Law] = {
             "the distribution over output sequences, found by enumerating every random choice, is the target's",
             "the engine's own generator; blocks longer than 3; a drafter with a wrong cache and an honest q",
             exact_law.observable,
+            True,
             exact_law.check,
         ),
         Law(
@@ -46,6 +49,7 @@ LAWS: Mapping[str, Law] = {
             "sequences drawn with the engine's own random numbers follow the target's exact law",
             "total variations below what its note gives; differences between rare, pooled sequences; long sequences",
             output_distribution.observable,
+            True,
             output_distribution.check,
         ),
         Law(
@@ -53,6 +57,7 @@ LAWS: Mapping[str, Law] = {
             "proposals that are tested are accepted as often as the rule's closed form of p and q says",
             "deviations below what its note gives; a drafter without a model",
             acceptance_rate.observable,
+            False,
             acceptance_rate.check,
         ),
     )

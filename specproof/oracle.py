@@ -26,6 +26,10 @@ REMEMBERED = 50_000
 """Prefixes for which a model's passes are kept; beyond it all are forgotten and the memory begins anew."""
 
 
+TRIES = 32
+"""Errors that `Oracle.alternatives` tries. A tie of two tokens escapes it with a chance of 2 ** -32."""
+
+
 class _Passes:
     """One model's passes over whole sequences, before any transform, each kept for all prefixes of its sequence."""
 
@@ -102,6 +106,19 @@ class Oracle:
         untruncated = replace(sampling, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
         with np.errstate(divide="ignore"):  # a banned token has probability 0 and score -inf
             return [np.log(p) for p in self.distributions(tokens, first, untruncated)]
+
+    def alternatives(self, prefix: Sequence[int], sampling: SamplingParams, noise: float) -> list[Floats]:
+        """What rounding may make of `distribution(prefix, sampling)`: distributions [V] with other tokens in them.
+
+        Errors of the logits up to `noise` turn the argmax of a near-tie, or move a token over the edge of top-k, top-p
+        or min-p. They are tried, `TRIES` random ones, the same in every call; nearly always there is no alternative.
+        """
+        (scores,) = self.scores(prefix, len(prefix), sampling)
+        truncation = SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+        exact = distribution(scores, truncation, prefix) > 0
+        errors = np.random.default_rng(0).uniform(-noise, noise, size=(TRIES, len(scores)))
+        tried = (distribution(scores + error, truncation, prefix) for error in errors)
+        return [found for found in tried if ((found > 0) != exact).any()]
 
     def greedy(self, prompt: Sequence[int], count: int, sampling: SamplingParams = GREEDY) -> tuple[int, ...]:
         """The next `count` tokens of plain greedy decoding; penalties and bias of `sampling` apply."""

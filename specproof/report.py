@@ -16,6 +16,7 @@ from rich.text import Text
 
 from specproof.audit import CHECKS, AuditReport, CheckReport, EngineReport, Witness
 from specproof.errors import MissingExtra
+from specproof.laws import LAWS
 
 TEMPLATE = "audit.md.j2"
 
@@ -51,6 +52,8 @@ def _check_json(check: CheckReport) -> dict[str, object]:
     return {
         "status": check.result.status,
         "cases": check.result.cases,
+        "not_shown": list(check.result.hidden),
+        "note": check.result.note,
         "witness": None if check.witness is None else _witness_json(check.witness),
     }
 
@@ -100,7 +103,14 @@ def to_markdown(report: AuditReport) -> str:
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
                                      undefined=jinja2.StrictUndefined)  # fmt: skip
     template = environment.from_string(files("specproof").joinpath("templates", TEMPLATE).read_text(encoding="utf-8"))
-    helpers = {"cell": cell, "place": place, "summary": summary, "sentence": sentence, "check_row": check_row}
+    helpers = {
+        "cell": cell,
+        "place": place,
+        "summary": summary,
+        "sentence": sentence,
+        "check_row": check_row,
+        "notes": notes,
+    }
     return template.render(report=report, checks=CHECKS, names=check_names(report), **helpers)
 
 
@@ -127,7 +137,8 @@ def cell(check: CheckReport) -> str:
     result = check.result
     match result.status:
         case "holds":
-            return f"holds ({_count(result.cases, 'case')})"
+            part = " in part" if result.hidden else ""
+            return f"holds{part} ({_count(result.cases, 'case')})"
         case "fails":
             return f"FAILS ({check.failed_cases} of {result.cases})"
         case "not_observable":
@@ -156,6 +167,18 @@ def summary(engine: EngineReport, report: AuditReport) -> str:
     return f"{title} {verdict}" + (f"; not observable: {', '.join(hidden)}" if hidden else "")
 
 
+def notes(report: AuditReport) -> list[str]:
+    """What must be known to weigh the results: how much a law could have seen, and what an engine did not show."""
+    lines = []
+    for engine in report.engines.values():
+        for name, check in engine.checks.items():
+            if check.result.hidden:
+                lines.append(f"{engine.name} {name}: not shown: {', '.join(check.result.hidden)}")
+            elif check.result.note and name in LAWS:
+                lines.append(f"{engine.name} {name}: {check.result.note}")
+    return lines
+
+
 def print_report(report: AuditReport, console: Console) -> None:
     """The table, a witness for every failure, and one sentence for each engine."""
     table = Table(
@@ -170,6 +193,9 @@ def print_report(report: AuditReport, console: Console) -> None:
     for engine in report.engines.values():
         for name in engine.failed:
             _print_failure(engine, name, console)
+    console.print()
+    for line in notes(report):
+        console.print(line, markup=False, highlight=False, style="dim")
     console.print()
     for engine in report.engines.values():
         console.print(summary(engine, report), markup=False, highlight=False, soft_wrap=True)

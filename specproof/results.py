@@ -41,6 +41,7 @@ class CheckResult:
         status: `not_observable` where the engine cannot show what the check looks at: never a pass.
         cases: how many cases were judged.
         violations: all of them, the first one first; empty unless the status is `fails`.
+        hidden: parts of what the check looks at that the engine never showed: it holds for the others only.
         note: what a reader must know to weigh the outcome: sizes, what could have been detected, what was left out.
     """
 
@@ -48,11 +49,19 @@ class CheckResult:
     cases: int = 0
     violations: tuple[Violation, ...] = ()
     note: str = ""
+    hidden: tuple[str, ...] = ()
 
     @classmethod
-    def judged(cls, cases: int, violations: Sequence[Violation], note: str = "") -> CheckResult:
+    def judged(
+        cls, cases: int, violations: Sequence[Violation], note: str = "", hidden: tuple[str, ...] = ()
+    ) -> CheckResult:
         """`holds` without violations, else `fails`."""
-        return cls("fails" if violations else "holds", cases, tuple(violations), note)
+        return cls("fails" if violations else "holds", cases, tuple(violations), note, hidden)
+
+    @classmethod
+    def measured(cls, cases: int, errors: Sequence[Violation], note: str) -> CheckResult:
+        """Of an engine that declares itself lossy: what it raised is a failure, what it draws is only measured."""
+        return cls.judged(cases, errors, note) if errors else cls.not_observable(note)
 
     @classmethod
     def not_observable(cls, why: str) -> CheckResult:

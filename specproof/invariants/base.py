@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
-from specproof.engine import Boundary, Capabilities, Case, Observation
+import numpy as np
+
+from specproof.engine import Boundary, Capabilities, Case, Floats, Observation
 from specproof.results import Violation
 from specproof.runner import Run
 
@@ -14,6 +16,10 @@ ABSOLUTE = {"float64": 1e-9, "float32": 1e-4}
 
 LOGIT_NOISE = {"float64": 1e-9, "float32": 1e-3}
 """Logit gaps up to this do not settle an argmax: another kernel, or another batch shape, may turn it."""
+
+
+TURNED = 10.0
+"""How many times the logit noise a probability may be off where rounding changed which tokens have any."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,8 @@ class RunInvariant:
         observable: whether an engine of these capabilities can show what it looks at.
         applies: whether this very run shows it: only such runs count as cases.
         check: all violations in a run, in order.
+        parts: the parts of what it looks at, by name, and whether a run shows each. A part that no run shows is
+            named beside the result: such a check holds for the rest only.
     """
 
     name: str
@@ -35,6 +43,7 @@ class RunInvariant:
     observable: Callable[[Capabilities], bool]
     applies: Callable[[Run], bool]
     check: Callable[[Run], list[Violation]]
+    parts: Mapping[str, Callable[[Run], bool]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,11 @@ def exit_point(run: Run) -> Point:
     return Point(None, len(run.boundaries) - 1, run.emitted, run.exit)
 
 
+def never_started(run: Run, point: Point) -> bool:
+    """Whether this is the exit of a run that broke off before its first boundary: there may be nothing to look at."""
+    return point.boundary is None and not run.boundaries and run.ending == "abort"
+
+
 def place(run: Run, point: Point) -> str:
     """Where in the run, in words: `round 2, all_reject, k=4`."""
     if point.boundary is None:
@@ -99,6 +113,11 @@ def rows_expected(run: Run, point: Point) -> tuple[int, str]:
 def rows(count: int) -> str:
     """A number of rows, in words."""
     return f"{count} row" if count == 1 else f"{count} rows"
+
+
+def near(value: Floats, others: Iterable[Floats], precision: str) -> bool:
+    """Whether rounding explains a distribution [V]: it is one of `Oracle.alternatives`, give or take the noise."""
+    return any(bool(np.abs(value - other).max() <= TURNED * LOGIT_NOISE[precision]) for other in others)
 
 
 def always(run: Run) -> bool:

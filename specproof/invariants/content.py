@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from specproof.engine import CacheRows, Capabilities, Floats
-from specproof.invariants.base import ABSOLUTE, Point, RunInvariant, boundary_points, exit_point, place
+from specproof.invariants.base import ABSOLUTE, Point, RunInvariant, boundary_points, exit_point, never_started, place
 from specproof.oracle import Oracle
 from specproof.results import Violation
 from specproof.runner import Run
@@ -23,6 +23,15 @@ def content_violations(run: Run, points: list[Point], invariant: str) -> Iterato
         for oracle, held, cache in caches:
             if oracle is not None and held is not None:
                 yield from _wrong_row(run, point, cache, held, oracle, invariant)
+            elif oracle is not None and _must_show(run, point, cache):
+                problem = f"the engine declares cache_contents and shows no rows of the {cache} cache here"
+                yield Violation(invariant, run.case.id, point.round, f"{problem} ({place(run, point)}). Declare less.")
+
+
+def _must_show(run: Run, point: Point, cache: str) -> bool:
+    """Whether the rows of a cache are declared to be seen here. A drafter that hides its length may hide its rows."""
+    shown = cache == "target" or run.capabilities.draft_offsets
+    return run.capabilities.cache_contents and shown and not never_started(run, point)
 
 
 def _wrong_row(
@@ -82,7 +91,7 @@ def _observable(capabilities: Capabilities) -> bool:
 
 def _applies(run: Run) -> bool:
     points = (*boundary_points(run), exit_point(run))
-    return any(p.observation.target_rows is not None or p.observation.draft_rows is not None for p in points)
+    return any(p.observation.target_rows is not None or _must_show(run, p, "target") for p in points)
 
 
 CACHE_CONTENT = RunInvariant(
@@ -94,4 +103,8 @@ CACHE_CONTENT = RunInvariant(
     observable=_observable,
     applies=_applies,
     check=_check,
+    parts={
+        "the target's rows": lambda run: run.exit.target_rows is not None,
+        "the drafter's rows": lambda run: run.exit.draft_rows is not None,
+    },
 )

@@ -27,11 +27,15 @@ def _check(run: Run) -> list[Violation]:
 
 
 def _problems(run: Run, index: int, boundary: Boundary) -> Iterator[str]:
-    """What is wrong with the contexts of one boundary, the first one first."""
+    """What is wrong with the contexts of one boundary, the first one first.
+
+    Those behind the first rejection decide nothing, and may hold anything.
+    """
     if boundary.contexts is None:
         return
     expected, fewest = _expected(run, index, boundary)
-    for i, (seen, wanted) in enumerate(zip(boundary.contexts, expected, strict=False)):
+    decisive = 1 if boundary.round is None else boundary.round.num_accepted + 1
+    for i, (seen, wanted) in enumerate(zip(boundary.contexts[:decisive], expected, strict=False)):
         if seen != wanted:
             yield f"processors saw {_words(seen)} for the token at place {i} of the block, expected {_words(wanted)}"
     if not fewest <= len(boundary.contexts) <= len(expected):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specproof.engine import Capabilities
-from specproof.invariants.base import RunInvariant, exit_point, setting
+from specproof.invariants.base import RunInvariant, exit_point, never_started, setting
 from specproof.invariants.content import content_violations
 from specproof.invariants.offsets import offset_violation
 from specproof.invariants.parity import parity_problems
@@ -57,7 +57,8 @@ def _applies(run: Run) -> bool:
         run.exit.draft_rows,
         run.continuation,
     )
-    return any(part is not None for part in shown)
+    declared = run.capabilities.target_offsets and not never_started(run, exit_point(run))
+    return declared or any(part is not None for part in shown)
 
 
 EXIT_STATE = RunInvariant(
@@ -69,4 +70,10 @@ EXIT_STATE = RunInvariant(
     observable=_observable,
     applies=_applies,
     check=_check,
+    parts={
+        "the target's length": lambda run: run.exit.target_offsets is not None,
+        "the drafter's length": lambda run: run.exit.draft_offsets is not None,
+        "cache contents": lambda run: run.exit.target_rows is not None,
+        "a second turn": lambda run: run.continuation is not None,
+    },
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from reference.values import DraftDistribution, Round
 from specproof.engine import Capabilities, Floats
-from specproof.invariants.base import ABSOLUTE, LOGIT_NOISE, RunInvariant, round_place
+from specproof.invariants.base import ABSOLUTE, LOGIT_NOISE, RunInvariant, near, round_place
 from specproof.results import Violation
 from specproof.runner import Run
 
@@ -43,7 +43,7 @@ def _problems(
             yield i, f"sums to {q.sum():.6g}, expected 1: report it after temperature, masks and penalties, normalised"
         elif not distribution.prob(token) > 0:
             yield i, f"gives the drafted token {token} no mass: report the distribution that the token was drawn from"
-        elif distance > tolerance and not _is_turned_tie(run, history + done.drafted[:i], q):
+        elif distance > tolerance and not _is_rounding(run, history + done.drafted[:i], q):
             yield (
                 i,
                 (
@@ -63,12 +63,12 @@ def _recomputed(run: Run, history: tuple[int, ...], done: Round) -> list[Floats]
     return run.draft.distributions(history + done.drafted[:-1], len(history), run.case.sampling)
 
 
-def _is_turned_tie(run: Run, prefix: tuple[int, ...], q: Floats) -> bool:
-    """Whether q is a point mass at temperature 0 on a token whose logit is the best but for rounding."""
-    if run.draft is None or run.case.sampling.temperature > 0 or np.count_nonzero(q) != 1:
+def _is_rounding(run: Run, prefix: tuple[int, ...], q: Floats) -> bool:
+    """Whether q keeps other tokens than the oracle's because of a near-tie, at the argmax or at a truncation's edge."""
+    if run.draft is None or len(q) != run.draft.vocab_size:
         return False
-    (scores,) = run.draft.scores(prefix, len(prefix), run.case.sampling)
-    return bool(scores.max() - scores[int(q.argmax())] <= LOGIT_NOISE[run.capabilities.precision])
+    precision = run.capabilities.precision
+    return near(q, run.draft.alternatives(prefix, run.case.sampling, LOGIT_NOISE[precision]), precision)
 
 
 def _observable(capabilities: Capabilities) -> bool:

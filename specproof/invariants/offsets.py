@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from specproof.engine import Capabilities
@@ -10,6 +11,7 @@ from specproof.invariants.base import (
     RunInvariant,
     boundary_points,
     exit_point,
+    never_started,
     place,
     rows,
     rows_expected,
@@ -20,15 +22,18 @@ from specproof.runner import Run
 
 
 def offset_violation(run: Run, point: Point, cache: CacheName, invariant: str) -> Violation | None:
-    """What is wrong with the length of a cache at a point; None if nothing is, or nothing can be seen."""
+    """What is wrong with the length of a cache at a point; None if nothing is, or nothing need be seen."""
     layers = offsets_of(point.observation, cache)
-    if layers is None:
-        return None
     expected, formula = rows_expected(run, point)
+    if layers is None:
+        if not _must_show(run, point, cache):
+            return None
+        problem = f"the engine declares {cache}_offsets and shows none here, expected {rows(expected)}"
+        return Violation(invariant, run.case.id, point.round, f"{problem} ({place(run, point)}). Declare less.")
     if not layers:
         problem = f"{cache} cache shows no layers at all, expected {rows(expected)} in each ({place(run, point)})."
         return Violation(invariant, run.case.id, point.round, f"{problem} Show every layer, or declare less.")
-    if not run.boundaries and run.ending == "abort":
+    if never_started(run, point):
         return _before_first_boundary(run, point, cache, invariant, layers, expected)
     allowed = {expected, expected - 1} if cache == "draft" and _may_lag(run, point) else {expected}
     wrong = [(layer, held) for layer, held in enumerate(layers) if held not in allowed]
@@ -46,6 +51,12 @@ def offset_violation(run: Run, point: Point, cache: CacheName, invariant: str) -
         {"held": held, "expected": expected, "prompt": len(run.case.prompt), "emitted": len(point.emitted),
          "layer": layer},
     )  # fmt: skip
+
+
+def _must_show(run: Run, point: Point, cache: CacheName) -> bool:
+    """Whether the length of a cache is declared to be seen here: a drafter without a model may have none."""
+    declared = _observable(cache, run.capabilities) and (cache == "target" or run.case.draft is not None)
+    return declared and not never_started(run, point)
 
 
 def _before_first_boundary(
@@ -91,7 +102,15 @@ def _observable(cache: CacheName, capabilities: Capabilities) -> bool:
 
 
 def _applies(cache: CacheName, run: Run) -> bool:
-    return any(offsets_of(point.observation, cache) is not None for point in (*boundary_points(run), exit_point(run)))
+    points = (*boundary_points(run), exit_point(run))
+    return any(offsets_of(point.observation, cache) is not None or _must_show(run, point, cache) for point in points)
+
+
+def _parts(cache: CacheName) -> dict[str, Callable[[Run], bool]]:
+    return {
+        "round boundaries": lambda run: any(offsets_of(b.observation, cache) is not None for b in run.boundaries),
+        "exits": lambda run: offsets_of(run.exit, cache) is not None,
+    }
 
 
 TARGET_CACHE_OFFSET = RunInvariant(
@@ -101,6 +120,7 @@ TARGET_CACHE_OFFSET = RunInvariant(
     observable=partial(_observable, "target"),
     applies=partial(_applies, "target"),
     check=partial(_check, "target"),
+    parts=_parts("target"),
 )
 
 DRAFT_CACHE_OFFSET = RunInvariant(
@@ -111,4 +131,5 @@ DRAFT_CACHE_OFFSET = RunInvariant(
     observable=partial(_observable, "draft"),
     applies=partial(_applies, "draft"),
     check=partial(_check, "draft"),
+    parts=_parts("draft"),
 )

@@ -91,7 +91,7 @@ def test_the_json_has_the_documented_form(two_engines: Any) -> None:
         assert set(engine) == {"version", "checks"}
         assert list(engine["checks"]) == list(RUN_INVARIANTS)
         for check in engine["checks"].values():
-            assert set(check) == {"status", "cases", "witness"}
+            assert set(check) == {"status", "cases", "not_shown", "note", "witness"}
             assert check["status"] in {"holds", "fails", "not_observable"}
             assert (check["witness"] is not None) == (check["status"] == "fails")
     witness = found["engines"][FORGETFUL]["checks"]["draft_cache_offset"]["witness"]
@@ -117,7 +117,13 @@ def test_what_an_engine_cannot_show_is_not_observable_and_never_passed(tmp_path:
     assert result.stdout.count("not observable") == 3  # two cells and the summary
     assert "shows nothing to check" in result.stdout
     (engine,) = json.loads((tmp_path / "a.json").read_text())["engines"].values()
-    assert engine["checks"]["cache_content"] == {"status": "not_observable", "cases": 0, "witness": None}
+    assert engine["checks"]["cache_content"] == {
+        "status": "not_observable",
+        "cases": 0,
+        "not_shown": [],
+        "note": "the engine cannot show what this looks at",
+        "witness": None,
+    }
 
 
 def test_an_engine_that_shows_only_tokens_is_still_held_to_parity() -> None:

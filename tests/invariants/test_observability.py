@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 from controls import case_named, violations
 
-from specproof.adapters.reference import ENGINE
+from specproof.adapters.reference import ENGINE, ReferenceEngine
+from specproof.audit import Settings, audit
 from specproof.engine import Boundary, Capabilities, Observation
 from specproof.invariants import RUN_INVARIANTS
-from specproof.runner import run_case
+from specproof.report import cell, notes
+from specproof.runner import Run, run_case
 
 NEEDS = {
     "target_cache_offset": {"target_offsets": True},
@@ -33,14 +35,49 @@ def test_an_invariant_is_observable_exactly_where_the_engine_declares_what_it_ne
         assert not RUN_INVARIANTS[name].observable(replace(nothing, **{**NEEDS[name], need: not value}))
 
 
-@pytest.mark.parametrize("name", sorted(set(RUN_INVARIANTS) - {"emitted_block", "greedy_parity"}))
-def test_a_run_that_shows_nothing_is_no_case_and_no_violation(name: str) -> None:
+OF_CACHES = {"target_cache_offset", "draft_cache_offset", "cache_content", "exit_state"}
+NOTHING = {"target_offsets": False, "draft_offsets": False, "cache_contents": False}
+
+
+def blind_run(**declared: bool) -> Run:
+    """A run that shows nothing but tokens, of an engine that declares something else."""
     run = run_case(ENGINE, case_named("mixed/greedy/k4/T0/p0"))
     bare = tuple(Boundary(boundary.emitted, None) for boundary in run.boundaries)
-    blind = replace(run, boundaries=bare, exit=Observation(), continuation=None)
-    assert RUN_INVARIANTS[name].applies(run)
+    capabilities = replace(run.capabilities, **declared)
+    return replace(run, capabilities=capabilities, boundaries=bare, exit=Observation(), continuation=None)
+
+
+@pytest.mark.parametrize("name", sorted(set(RUN_INVARIANTS) - {"emitted_block", "greedy_parity"}))
+def test_a_run_that_shows_nothing_is_no_case_and_no_violation(name: str) -> None:
+    assert RUN_INVARIANTS[name].applies(run_case(ENGINE, case_named("mixed/greedy/k4/T0/p0")))
+    blind = blind_run(**NOTHING)
     assert not RUN_INVARIANTS[name].applies(blind)
     assert not violations(name, blind)
+
+
+@pytest.mark.parametrize("name", sorted(OF_CACHES))
+def test_an_engine_that_declares_what_it_does_not_show_fails_and_is_told_to_declare_less(name: str) -> None:
+    blind = blind_run()
+    assert RUN_INVARIANTS[name].applies(blind)
+    found = violations(name, blind)
+    assert found
+    assert all("the engine declares " in told.message and "Declare less." in told.message for told in found)
+
+
+def test_a_part_that_an_engine_never_shows_is_named_beside_its_result() -> None:
+    class NeverResumes(ReferenceEngine):
+        @property
+        def capabilities(self) -> Capabilities:
+            return replace(super().capabilities, resumable=False)
+
+    settings = Settings(quick=True, regimes=("empty",), checks=("exit_state",))
+    report = audit({"partial": NeverResumes(), "whole": ENGINE}, settings)
+    partial, whole = (report.engines[name].checks["exit_state"] for name in ("partial", "whole"))
+    assert partial.result.hidden == ("a second turn",)
+    assert cell(partial).startswith("holds in part (")
+    assert whole.result.hidden == ()
+    assert cell(whole).startswith("holds (")
+    assert notes(report) == ["partial exit_state: not shown: a second turn"]
 
 
 @pytest.mark.parametrize("name", RUN_INVARIANTS)

@@ -50,7 +50,7 @@ def test_processor_history_holds_for_drawn_cases(engine: Engine, data: st.DataOb
             ShowsLastTokenOnly,
             r"processors saw 1 token \[\d+\] for the token at place 0 of the block, expected 3 tokens",
         ),
-        (HidesProposals, r"processors saw 4 tokens .* for the token at place 1 of the block, expected 5 tokens"),
+        (HidesProposals, r"processors saw 5 tokens .* for the token at place 1 of the block, expected 6 tokens"),
     ],
 )
 def test_processor_history_fails_on_another_history(mutant: type, message: str) -> None:

@@ -22,9 +22,6 @@ from specproof.transforms import Sharpen
 
 PROMPT = (0, 2, 1)
 
-CONTRARY = Sharpen(-1.0)
-"""Makes the drafter like best what it liked least: a pair on which wrong rules show."""
-
 
 def tiny_case(
     rule: str, k: int, tokens: int, sampling: SamplingParams | None = None, drafter: Sharpen | None = None

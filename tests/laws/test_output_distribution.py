@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from law_controls import (
     ARGMAX_DRAFT,
+    BONUS_FROM_Q,
     COLDER_DRAFT,
-    CONTRARY,
     REDRAW,
     RIGHT,
     Control,
@@ -26,15 +28,17 @@ from law_controls import (
 )
 
 import specproof.adapters.reference as reference_adapter
+from reference.randomness import SeededRandomness
 from reference.values import SamplingParams
 from specproof.engine import Case, Engine
 from specproof.evidence import Evidence, confirm
 from specproof.exact_law import measure
+from specproof.law_cases import CONTRARY, Tokens, random_prompt
 from specproof.laws import LAWS
-from specproof.output_distribution import Drawn, Effort, cases, check, chi_squared_evidence, draw, judge
+from specproof.output_distribution import QUICK, Drawn, Effort, cases, check, chi_squared_evidence, draw, judge
 from specproof.pairs import tiny
 from specproof.results import CheckResult
-from specproof.statistics import coin_test, seeds
+from specproof.statistics import FAMILY_LEVEL, chi_squared, coin_test, seeds
 from specproof.token_frequency import PREFERRED, token_evidence
 from specproof.transforms import Sharpen
 
@@ -44,7 +48,7 @@ LOSSY = PlainSampler(too_much_of_q)
 
 
 def judged(engine: Engine, effort: Effort) -> CheckResult:
-    return judge(engine, list(cases(engine.capabilities, tiny(), SEED)), SEED, effort)
+    return judge(engine, list(cases(engine.capabilities, tiny(), SEED, quick=True)), SEED, effort)
 
 
 def sampled(engine: Engine, case: Case, samples: int) -> Drawn:
@@ -75,6 +79,26 @@ def test_chi_squared_rejects_lossy_decoders(wrong: Control, k: int, temperature:
     assert chi_squared_evidence(sampled(wrong, case, 500)).test.p_value < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("wrong", "setting"),
+    [
+        (REDRAW, "T1-contrary"),
+        (REDRAW, "T0.7-contrary"),
+        (BONUS_FROM_Q, "T1-top_p0.75-contrary"),
+        (COLDER_DRAFT, "T1"),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_the_effort_of_a_quick_audit_finds_every_lossy_decoder(wrong: Control, setting: str):
+    """One setting that shows it; the family, and so Holm's threshold, is that of the whole check."""
+    every = list(cases(wrong.capabilities, tiny(), SEED, quick=True))
+    (case,) = [case for case in every if case.id.endswith(f"/{setting}")]
+    result = judge(wrong, [case], SEED, QUICK)
+    assert result.status == "fails"
+    family = 4 * len(every)
+    assert min(found.numbers["p_value"] for found in result.violations) < FAMILY_LEVEL / family
+
+
 def test_chi_squared_accepts_the_right_decoder_with_the_same_seeds():
     case = tiny_case("rejection", 1, 3, drafter=CONTRARY)
     assert chi_squared_evidence(sampled(RIGHT, case, 500)).test.p_value > 1e-3
@@ -99,19 +123,19 @@ def test_the_check_fails_a_lossy_engine_and_names_formula_numbers_and_advice():
 
 def test_tokens_the_drafter_prefers_give_away_a_lossy_rule_with_few_turns():
     case = tiny_case("rejection", 2, 4, drafter=CONTRARY)
-    turns = seeds(SEED, "turns", 0, 12)
+    turns = seeds(SEED, "turns", 0, 20)
     right = {found.about: found for found in token_evidence(RIGHT, case, turns)}
     wrong = {found.about: found for found in token_evidence(REDRAW, case, turns)}
     assert right.keys() == {PREFERRED, "token 0", "token 1", "token 2"}
     assert min(found.test.p_value for found in right.values()) > 1e-3
     assert wrong[PREFERRED].test.p_value < 1e-6
     assert wrong[PREFERRED].finding.startswith("tokens that the drafter prefers (q > p) make up 0.")
-    assert "of 576 tokens in 12 turns, expected 0." in wrong[PREFERRED].finding
+    assert "of 960 tokens in 20 turns, expected 0." in wrong[PREFERRED].finding
 
 
 def test_a_lossy_engine_that_says_so_is_measured_and_not_failed():
     result = judged(replace(LOSSY, lossy=True), replace(SMALL, samples=2000))
-    assert result.status == "holds"
+    assert (result.status, result.violations) == ("not_observable", ())
     assert "declares that it is lossy: measured, not judged" in result.note
 
 
@@ -120,6 +144,19 @@ def test_the_observed_variation_of_a_right_sampler_is_about_what_chance_gives():
     right, wrong = sampled(PlainSampler(), case, 4000), sampled(LOSSY, case, 4000)
     assert right.variation == pytest.approx(right.variation_by_chance, rel=0.3)
     assert wrong.variation > 2 * wrong.variation_by_chance
+
+
+def independence(prompt_of: Callable[[int], Tokens]) -> float:
+    """The least p-value of: the first draw of an engine's generator tells no token of the prompt of the same seed."""
+    drawn = [(prompt_of(seed), int(3 * SeededRandomness(seed).uniform())) for seed in seeds(SEED, "prompts", 0, 3000)]
+    alike = {(token, draw): 1 / 9 for token in range(3) for draw in range(3)}
+    counted = [Counter((prompt[place], draw) for prompt, draw in drawn) for place in range(3)]
+    return min(chi_squared(counts, alike).p_value for counts in counted)
+
+
+def test_the_prompt_of_a_turn_is_independent_of_its_draws_though_both_come_from_one_seed():
+    assert independence(lambda seed: random_prompt(3, seed)) > 1e-3
+    assert independence(lambda seed: tuple(np.random.default_rng(seed).integers(3, size=3))) < 1e-9
 
 
 # ------------------------------------------------------------------------- negative controls: the generator is bad
