@@ -27,7 +27,7 @@ from specproof.law_cases import GREEDY, Setting, contrary, law_case, random_prom
 from specproof.oracle import oracle_of
 from specproof.pairs import Pair
 from specproof.results import CheckResult
-from specproof.statistics import FAMILY_LEVEL, POWER, CoinTest, coin_test, seeds
+from specproof.statistics import FAMILY_LEVEL, POWER, CoinTest, coin_test, seeds, trend_test
 
 NAME = "acceptance_rate"
 
@@ -41,6 +41,9 @@ TOKENS = 48
 
 FULL_TURNS, QUICK_TURNS = 30, 12
 """Turns per setting."""
+
+TREND_ROUNDS = 30
+"""Rounds over which the weights of the trend grow; later rounds weigh like the last of these."""
 
 PAIR, ENGINE = "the oracle's p and q", "the engine's own sums"
 ALL_POSITIONS = "all positions"
@@ -139,17 +142,19 @@ class Coin:
 
     Attributes:
         position: its place in the block, from 0.
+        round: the number of its round in the turn, from 0.
         accepted: what became of it.
         chances: the closed forms for it, by their source: `PAIR`, and `ENGINE` where it reports them.
     """
 
     position: int
+    round: int
     accepted: bool
     chances: dict[str, float]
 
 
 def rate_evidence(engine: Engine, case: Case, turn_seeds: Sequence[int]) -> Iterator[Evidence]:
-    """Every position and all together, against every source of closed forms that the engine's rounds have.
+    """Every position, all together, and their trend, against every source of closed forms that the rounds have.
 
     Args:
         engine: the decoder under audit.
@@ -168,6 +173,7 @@ def rate_evidence(engine: Engine, case: Case, turn_seeds: Sequence[int]) -> Iter
     for source in dict.fromkeys(source for coin in thrown for source in coin.chances):
         shown = [coin for coin in thrown if source in coin.chances]
         yield _evidence(case, ALL_POSITIONS, source, shown)
+        yield _trend(case, source, shown)
         for position in range(case.num_draft_tokens):
             reached = [coin for coin in shown if coin.position == position]
             if reached:
@@ -179,13 +185,13 @@ def throw(engine: Engine, case: Case) -> Iterator[Coin]:
     session = engine.start(case)
     for _ in session:
         pass
-    for before, after in pairwise(session.boundaries):
+    for number, (before, after) in enumerate(pairwise(session.boundaries)):
         if after.round is not None:
-            yield from _coins(case, before, after.round)
+            yield from _coins(case, before, number, after.round)
 
 
-def _coins(case: Case, before: Boundary, done: Round) -> Iterator[Coin]:
-    """The tested proposals of a round that began at the boundary `before`."""
+def _coins(case: Case, before: Boundary, number: int, done: Round) -> Iterator[Coin]:
+    """The tested proposals of a round, by its number, that began at the boundary `before`."""
     assert case.draft is not None, "the cases of this check have a draft model"
     target, draft = oracle_of(case.target), oracle_of(case.draft)
     history = [*case.prompt, *before.emitted]
@@ -200,7 +206,7 @@ def _coins(case: Case, before: Boundary, done: Round) -> Iterator[Coin]:
         if case.sampling.temperature == 0 and min(o.top_two_gap(prefix) for o in (target, draft)) < CLOSE_CALL:
             continue
         chances = {PAIR: expected[i]} | ({ENGINE: own[i]} if i < len(own) else {})
-        yield Coin(i, i < done.num_accepted, chances)
+        yield Coin(i, number, i < done.num_accepted, chances)
 
 
 def _own_sums(rule: str, done: Round) -> tuple[float, ...]:
@@ -218,6 +224,18 @@ def _evidence(case: Case, place: str, source: str, coins: Sequence[Coin]) -> Evi
         f"(mean of {FORMULAS[case.rule]}, from {source}): z = {test.z:.2f}, p = {test.p_value:.2g}{certain}"
     )
     return Evidence(case, f"{place}, {source}", test, finding, ADVICE[source])
+
+
+def _trend(case: Case, source: str, coins: Sequence[Coin]) -> Evidence:
+    """Whether acceptance falls or rises over a turn, beyond what p and q explain: a starving drafter's falls."""
+    weights = [2 * min(coin.round / TREND_ROUNDS, 1.0) - 1 for coin in coins]
+    test = trend_test([coin.accepted for coin in coins], [coin.chances[source] for coin in coins], weights)
+    finding = (
+        f"acceptance {'falls' if test.z < 0 else 'rises'} over the rounds of a turn, against its closed form (mean of "
+        f"{FORMULAS[case.rule]}, from {source}): z of the trend = {test.z:.2f}, p = {test.p_value:.2g}, over "
+        f"{test.trials} tested proposals"
+    )
+    return Evidence(case, f"trend, {source}", test, finding, ADVICE[source])
 
 
 def _note(evidence: Sequence[Evidence], lossy: bool) -> str:

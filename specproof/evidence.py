@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from specproof.engine import Case
 from specproof.law_cases import raised
 from specproof.results import Violation
-from specproof.statistics import FAMILY_LEVEL, ChiSquared, CoinTest, holm
+from specproof.statistics import FAMILY_LEVEL, CellTest, CoinTest, holm
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Evidence:
 
     case: Case
     about: str
-    test: ChiSquared | CoinTest
+    test: CellTest | CoinTest
     finding: str
     advice: str
 

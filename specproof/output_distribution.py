@@ -35,9 +35,10 @@ from specproof.results import CheckResult, Violation
 from specproof.statistics import (
     FAMILY_LEVEL,
     POWER,
-    ChiSquared,
+    CellTest,
     CoinTest,
     chi_squared,
+    g_test,
     seeds,
     smallest_detectable_variation,
 )
@@ -114,7 +115,7 @@ def judge(engine: Engine, cases: Sequence[Case], seed: int, effort: Effort) -> C
     """Draw every case, and repeat on fresh seeds those that look biased; what looks biased twice is reported."""
 
     def gather(case: Case, repetition: int) -> Iterator[Evidence]:
-        yield chi_squared_evidence(draw(engine, case, seeds(seed, case.id, repetition, effort.samples)))
+        yield from sequence_evidence(draw(engine, case, seeds(seed, case.id, repetition, effort.samples)))
         yield from token_evidence(engine, case, seeds(seed, f"{case.id}/turns", repetition, effort.turns))
 
     found = gather_all(NAME, cases, gather)
@@ -169,11 +170,15 @@ def draw(engine: Engine, case: Case, sample_seeds: Sequence[int]) -> Drawn:
     return Drawn(case, counts, wanted)
 
 
-def chi_squared_evidence(drawn: Drawn) -> Evidence:
-    """The test of whole sequences."""
-    test = chi_squared(drawn.counts, drawn.wanted)
+def sequence_evidence(drawn: Drawn) -> Iterator[Evidence]:
+    """The two tests of whole sequences: each sees best what the other weighs least."""
+    yield _sequence_evidence(drawn, "chi-squared", chi_squared(drawn.counts, drawn.wanted))
+    yield _sequence_evidence(drawn, "G", g_test(drawn.counts, drawn.wanted))
+
+
+def _sequence_evidence(drawn: Drawn, name: str, test: CellTest) -> Evidence:
     finding = (
-        f"chi-squared of {test.samples} sequences of {drawn.case.max_tokens} tokens against the target's exact law is "
+        f"{name} of {test.samples} sequences of {drawn.case.max_tokens} tokens against the target's exact law is "
         f"{test.statistic:.1f} with {test.degrees} degrees of freedom, p = {test.p_value:.2g}; observed total "
         f"variation {drawn.variation:.2g}, chance gives about {drawn.variation_by_chance:.2g}; {drawn.witness}"
     )
@@ -181,7 +186,7 @@ def chi_squared_evidence(drawn: Drawn) -> Evidence:
         "If exact_law holds, look at the generator: reused keys, a coin that decides twice, the draft's noise in the "
         "correction. If it fails too, look at the rule."
     )
-    return Evidence(drawn.case, "sequences", test, finding, advice)
+    return Evidence(drawn.case, f"sequences, {name}", test, finding, advice)
 
 
 def _block_size_matters(engine: Engine, case: Case, sample_seeds: Sequence[int]) -> list[Violation]:
@@ -207,7 +212,7 @@ def _note(evidence: Sequence[Evidence], num_cases: int, lossy: bool) -> str:
         return "no setting could be drawn"
     # A bias is reported only if it is found twice, so each time with the root of the power.
     level, power = FAMILY_LEVEL / len(evidence), math.sqrt(POWER)
-    whole = [piece.test for piece in evidence if isinstance(piece.test, ChiSquared)]
+    whole = [piece.test for piece in evidence if isinstance(piece.test, CellTest)]
     single = [piece.test for piece in evidence if isinstance(piece.test, CoinTest)]
     detectable = [smallest_detectable_variation(test.samples, test.degrees, level, power) for test in whole]
     rates = [test.smallest_detectable_rate(level, power) for test in single]

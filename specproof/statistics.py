@@ -1,4 +1,4 @@
-"""Tests of hypotheses: chi-squared with pooled cells, a z-test on martingales, Holm, and what a run could detect.
+"""Tests of hypotheses: chi-squared and G with pooled cells, z-tests on martingales, bets, Holm, and what they detect.
 
 One family-wise level, one power and one pooling rule for the whole project are fixed here. Knows numbers only:
 nothing of engines, rounds or tokens.
@@ -7,9 +7,10 @@ nothing of engines, rounds or tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -51,12 +52,13 @@ def seeds(seed: int, setting: str, repetition: int, count: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class ChiSquared:
-    """Pearson's test of counts against a law.
+class CellTest:
+    """A test of counts against a law, cell by cell.
 
     Attributes:
         samples: number of draws.
-        statistic: sum over cells of (observed - expected)^2 / expected.
+        statistic: Pearson's sum of (observed - expected)^2 / expected, or G = 2 sum of observed * ln(observed /
+            expected), over cells. Under the law both are about chi-squared with `degrees` degrees of freedom.
         degrees: of freedom: cells after pooling, less one.
         p_value: chance of a statistic at least as large under the law; 0 if an impossible outcome was seen.
         pooled_mass: mass of the law in the pooled cell. Deviations inside it cannot be seen.
@@ -75,8 +77,8 @@ class ChiSquared:
         return {"samples": self.samples, "statistic": self.statistic, "degrees": self.degrees, "p_value": self.p_value}
 
 
-def chi_squared(counts: Mapping[Outcome, int], law: Mapping[Outcome, float]) -> ChiSquared:
-    """Test `counts` against `law` (masses summing to 1).
+def chi_squared(counts: Mapping[Outcome, int], law: Mapping[Outcome, float]) -> CellTest:
+    """Pearson's test of `counts` against `law` (masses summing to 1).
 
     Outcomes that expect fewer than `MIN_EXPECTED` counts are pooled into one cell, and so are the next smallest until
     that cell expects enough. With one cell left there is nothing to test: the p-value is 1.
@@ -84,20 +86,37 @@ def chi_squared(counts: Mapping[Outcome, int], law: Mapping[Outcome, float]) -> 
     Raises:
         InvalidSetting: no draws at all, or a mass that is not a probability.
     """
-    _require_probabilities(list(law.values()), "chi_squared")
+    return _cell_test(counts, law, "chi_squared", lambda o, e: float(((o - e) ** 2 / e).sum()))
+
+
+def g_test(counts: Mapping[Outcome, int], law: Mapping[Outcome, float]) -> CellTest:
+    """The likelihood-ratio test of `counts` against `law`; cells, pooling and errors as in `chi_squared`.
+
+    It weighs a cell that stays empty more than Pearson's does, and one that overflows less.
+    """
+    return _cell_test(counts, law, "g_test", lambda o, e: float(2 * special.xlogy(o, o / e).sum()))
+
+
+def _cell_test(
+    counts: Mapping[Outcome, int],
+    law: Mapping[Outcome, float],
+    name: str,
+    statistic_of: Callable[[Floats, Floats], float],
+) -> CellTest:
+    _require_probabilities(list(law.values()), name)
     samples = sum(counts.values())
     if samples == 0:
-        raise InvalidSetting("chi_squared was given 0 draws; draw at least one sample")
+        raise InvalidSetting(f"{name} was given 0 draws; draw at least one sample")
     possible = sorted((outcome for outcome, mass in law.items() if mass > 0), key=lambda outcome: law[outcome])
     expected = np.array([law[outcome] for outcome in possible]) * samples  # [cells], ascending
     observed = np.array([counts.get(outcome, 0) for outcome in possible], dtype=np.float64)  # [cells]
     impossible = samples - int(observed.sum())
     pooled = _pooled_cells(expected)
     cells_expected, cells_observed = _pool(expected, pooled), _pool(observed, pooled)
-    statistic = float(((cells_observed - cells_expected) ** 2 / cells_expected).sum())
+    statistic = statistic_of(cells_observed, cells_expected)
     degrees = len(cells_expected) - 1
     tail = float(special.chdtrc(degrees, statistic)) if degrees > 0 else 1.0
-    return ChiSquared(
+    return CellTest(
         samples=samples,
         statistic=statistic,
         degrees=degrees,
@@ -174,6 +193,29 @@ class CoinTest:
         return min(1.0, float(quantiles) * math.sqrt(self.variance) / self.trials)
 
 
+def trend_test(outcomes: Sequence[bool], probabilities: Sequence[float], weights: Sequence[float]) -> CoinTest:
+    """As `coin_test`, with a weight in [-1, 1] for each coin that was known before it was thrown.
+
+    With weights that grow with time, it sees coins that come up too often first and too rarely later although their
+    rate is right: the differences, weighted, are a martingale too, with variance sum of weight^2 p (1 - p). `observed`
+    and `expected` are the plain means; `z` has the sign of the trend.
+
+    Raises:
+        InvalidSetting: as `coin_test`; or a weight outside [-1, 1], or another number of them.
+    """
+    if len(weights) != len(outcomes) or any(not -1 <= weight <= 1 for weight in weights):
+        raise InvalidSetting("trend_test needs one weight in [-1, 1] for each coin")
+    plain = coin_test(outcomes, probabilities)
+    if plain.impossible:
+        return plain
+    chance, weight = np.clip(np.array(probabilities, dtype=np.float64), 0.0, 1.0), np.array(weights, dtype=np.float64)
+    uncertain = (chance > CERTAIN) & (chance < 1 - CERTAIN)
+    variance = float((weight**2 * chance * (1 - chance))[uncertain].sum())
+    surplus = float((weight * (np.array(outcomes, dtype=np.float64) - chance))[uncertain].sum())
+    z, p_value = (surplus / math.sqrt(variance), _two_sided(surplus, variance)) if variance > 0 else (0.0, 1.0)
+    return replace(plain, variance=variance, z=z, p_value=p_value)
+
+
 def coin_test(outcomes: Sequence[bool], probabilities: Sequence[float]) -> CoinTest:
     """Test the coins of a martingale: each probability is the one given everything that came before its coin.
 
@@ -221,6 +263,42 @@ def _two_sided(surplus: float, variance: float) -> float:
         return float(2 * special.ndtr(-abs(surplus) / math.sqrt(variance)))
     t = abs(surplus)
     return min(1.0, 2 * math.exp(t - (t + variance) * math.log1p(t / variance)))
+
+
+@dataclass
+class Bet(Generic[Outcome]):
+    """An anytime-valid test of draws against a law: a gambler's capital, who bets that the law is wrong.
+
+    Before every draw the gambler stakes all on a mixture of the law and what was drawn so far; the capital then grows
+    by the ratio of that mixture to the law. Under the law it is a martingale that begins at 1, so the chance that it
+    *ever* reaches 1 / level is at most level (Ville 1939): it may be looked at after every draw, and stopped when it is
+    sure. (The mixture is the Dirichlet-multinomial prediction, with the law as prior.)
+
+    Attributes:
+        law: masses summing to 1.
+        prior: how many draws the law itself counts for in the mixture.
+        log_capital: natural logarithm of the capital; infinite once an impossible outcome was drawn.
+        counts: what was drawn.
+    """
+
+    law: Mapping[Outcome, float]
+    prior: float = 30.0
+    log_capital: float = 0.0
+    counts: Counter[Outcome] = field(default_factory=Counter)
+
+    def draw(self, outcome: Outcome) -> None:
+        """Take one draw into account."""
+        mass, drawn = self.law.get(outcome, 0.0), self.counts.total()
+        if mass > 0:
+            predicted = (self.counts[outcome] + self.prior * mass) / (drawn + self.prior)
+            self.log_capital += math.log(predicted / mass)
+        else:
+            self.log_capital = math.inf
+        self.counts[outcome] += 1
+
+    def rejects(self, level: float = FAMILY_LEVEL) -> bool:
+        """Whether the capital is at least 1 / level now."""
+        return self.log_capital >= -math.log(level)
 
 
 def holm(p_values: Sequence[float], level: float = FAMILY_LEVEL) -> list[bool]:

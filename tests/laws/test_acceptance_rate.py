@@ -17,6 +17,7 @@ from law_controls import (
 )
 
 from reference.acceptance import expected_accepted_block
+from reference.drafters import DraftModel
 from reference.values import SamplingParams
 from specproof.acceptance_rate import (
     ENGINE,
@@ -29,7 +30,7 @@ from specproof.acceptance_rate import (
     rate_evidence,
     throw,
 )
-from specproof.engine import Case, Engine
+from specproof.engine import Case, Engine, Floats
 from specproof.evidence import Evidence
 from specproof.exact_law import measure
 from specproof.law_cases import CONTRARY
@@ -132,8 +133,8 @@ def test_rules_whose_closed_form_no_engine_reports_are_held_against_the_oracle_a
 
 
 def rejected(engine: Control, case: Case) -> dict[str, Evidence]:
-    """The tests of twenty turns that speak clearly against the engine, by what they are about."""
-    found = rate_evidence(engine, case, seeds(SEED, case.id, 0, 20))
+    """The tests of sixteen turns that speak clearly against the engine, by what they are about."""
+    found = rate_evidence(engine, case, seeds(SEED, case.id, 0, 16))
     return {piece.about: piece for piece in found if piece.test.p_value < 1e-4}
 
 
@@ -160,6 +161,29 @@ def test_a_drafter_with_a_wrong_context_is_seen_here_although_its_output_stays_r
     assert not any(about.endswith(ENGINE) for about in found)
     assert "proposals went against a certain outcome" in found[f"all positions, {PAIR}"].finding
     assert found[f"all positions, {PAIR}"].advice.startswith("Look at the drafter's cache")
+
+
+class Starving(DraftModel):
+    """Draws worse and worse the longer the history is, as one does that loses a row in every round."""
+
+    def _draw(self, q: Floats, position: int) -> int:
+        lost = float(np.clip((position - 20) / 15, 0, 1))
+        worst = (1 / q) / (1 / q).sum()
+        return self.randomness.categorical((1 - lost) * q + lost * worst)
+
+
+def test_a_drafter_that_starves_shows_as_a_falling_trend_and_a_right_one_as_none():
+    case = tiny_case("sampler_match", 3, 48)
+    case = replace(case, draft=case.target)
+    found = {}
+    for drafter in (DraftModel, Starving):
+        engine = Control(drafter_class=drafter, rules=frozenset({"sampler_match"}))
+        evidence = rate_evidence(engine, case, seeds(SEED, "trend", 0, 10))
+        (found[drafter],) = (piece for piece in evidence if piece.about == f"trend, {PAIR}")
+    assert found[DraftModel].test.p_value > 1e-3
+    assert found[Starving].test.p_value < 1e-4
+    assert found[Starving].test.z < 0
+    assert found[Starving].finding.startswith("acceptance falls over the rounds of a turn, against its closed form")
 
 
 def test_a_drafter_that_does_not_share_its_noise_is_seen_under_coupled():

@@ -15,11 +15,14 @@ from specproof.statistics import (
     FAMILY_LEVEL,
     MIN_EXPECTED,
     POWER,
+    Bet,
     chi_squared,
     coin_test,
+    g_test,
     holm,
     seeds,
     smallest_detectable_variation,
+    trend_test,
 )
 
 LAW = {(i, j): p * q for i, p in enumerate((0.5, 0.3, 0.15, 0.05)) for j, q in enumerate((0.6, 0.35, 0.05))}
@@ -266,3 +269,124 @@ def test_what_is_no_probability_is_refused_and_does_not_pass_for_agreement(value
         holm([0.5, value, 1e-9])
     with pytest.raises(InvalidSetting, match="chi_squared was given"):
         chi_squared({0: 10, 1: 10}, {0: 0.5, 1: value})
+
+
+# ------------------------------------------------------------------------------------------------------------ G
+
+
+def test_g_without_small_cells_is_the_likelihood_ratio():
+    counts, law = {"a": 30, "b": 50, "c": 20}, {"a": 0.25, "b": 0.5, "c": 0.25}
+    wanted = stats.power_divergence([30, 50, 20], [25, 50, 25], lambda_="log-likelihood")
+    found = g_test(counts, law)
+    assert (found.statistic, found.p_value) == pytest.approx((wanted.statistic, wanted.pvalue))
+
+
+def test_an_empty_cell_speaks_louder_to_g_and_a_crowded_one_to_chi_squared():
+    law = {"a": 0.5, "b": 0.25, "c": 0.25}
+    empty, crowded = {"a": 50, "b": 50, "c": 0}, {"a": 90, "b": 5, "c": 5}
+    assert g_test(empty, law).statistic > chi_squared(empty, law).statistic
+    few = {"a": 0.9, "b": 0.05, "c": 0.05}
+    assert chi_squared({"a": 80, "b": 20, "c": 0}, few).statistic > g_test({"a": 80, "b": 20, "c": 0}, few).statistic
+    assert g_test(crowded, law).p_value < 1e-9
+
+
+def test_g_of_no_draws_is_refused_under_its_own_name():
+    with pytest.raises(InvalidSetting, match="g_test was given 0 draws"):
+        g_test({}, {"a": 1.0})
+
+
+# -------------------------------------------------------------------------------------------------------- trends
+
+TIMES = [i / 99 - 0.5 for i in range(100)]
+
+
+def thrown(generator: np.random.Generator, chances: list[float]) -> list[bool]:
+    return (generator.random(len(chances)) < chances).tolist()
+
+
+@pytest.mark.parametrize("level", [0.01, 0.05])
+def test_coins_without_a_trend_are_rejected_as_often_as_the_level_says(level: float):
+    generator = np.random.default_rng(3)
+    chances = np.linspace(0.2, 0.8, 100).tolist()  # a trend that is expected is none
+    hits = sum(
+        trend_test(thrown(generator, chances), chances, [2 * t for t in TIMES]).p_value <= level for _ in range(RUNS)
+    )
+    assert hits <= stats.binom.ppf(1 - 5e-5, RUNS, level)  # with little variance p-values are bounds
+    assert level == 0.01 or hits > 0
+
+
+def test_a_trend_is_seen_where_the_rate_is_right():
+    generator = np.random.default_rng(4)
+    falling = np.linspace(0.8, 0.2, 400)
+    outcomes, times = thrown(generator, falling.tolist()), np.linspace(-1, 1, 400).tolist()
+    assert coin_test(outcomes, [0.5] * 400).p_value > 0.01
+    found = trend_test(outcomes, [0.5] * 400, times)
+    assert found.p_value < 1e-6
+    assert found.z < 0
+
+
+@pytest.mark.parametrize("weights", [[0.5], [0.5, 1.5], [0.5, math.nan]])
+def test_weights_that_are_missing_or_too_large_are_refused(weights: list[float]):
+    with pytest.raises(InvalidSetting, match="one weight in"):
+        trend_test([True, False], [0.5, 0.5], weights)
+
+
+# ---------------------------------------------------------------------------------------------------------- bets
+
+
+def ever_rejects(generator: np.random.Generator, law: dict[str, float], truth: list[float], draws: int) -> int:
+    """After how many draws a bet is first won; 0: never."""
+    bet = Bet(law)
+    names = list(law)
+    for count, index in enumerate(generator.choice(len(names), size=draws, p=truth), 1):
+        bet.draw(names[index])
+        if bet.rejects(0.01):
+            return count
+    return 0
+
+
+def test_a_bet_against_a_right_law_is_ever_won_at_most_as_often_as_the_level_says():
+    """2,000 runs that look after each of 150 draws: a fixed-sample test looked at so often would fail many times."""
+    generator, law = np.random.default_rng(5), {"a": 0.5, "b": 0.3, "c": 0.2}
+    won = sum(ever_rejects(generator, law, [0.5, 0.3, 0.2], 150) > 0 for _ in range(2000))
+    assert won <= stats.binom.ppf(1 - 5e-5, 2000, 0.01)
+    peeked = 0
+    for _ in range(200):
+        drawn = generator.choice(3, size=150, p=[0.5, 0.3, 0.2])
+        looks = (np.bincount(drawn[:n], minlength=3) for n in range(20, 151))
+        peeked += any(chi_squared(dict(zip("abc", c.tolist(), strict=True)), law).p_value <= 0.01 for c in looks)
+    assert peeked > stats.binom.ppf(1 - 5e-5, 200, 0.01)
+
+
+def test_a_bet_against_a_wrong_law_is_won_and_sooner_the_more_wrong_it_is():
+    law = {"a": 0.5, "b": 0.3, "c": 0.2}
+    slight = [ever_rejects(np.random.default_rng(seed), law, [0.3, 0.4, 0.3], 3000) for seed in range(20)]
+    gross = [ever_rejects(np.random.default_rng(seed), law, [0.05, 0.15, 0.8], 3000) for seed in range(20)]
+    assert all(slight)
+    assert all(gross)
+    assert np.mean(gross) < np.mean(slight) / 3
+
+
+def test_a_bet_is_won_at_once_by_an_outcome_that_the_law_excludes():
+    bet = Bet({"a": 1.0})
+    bet.draw("b")
+    assert bet.rejects(1e-300)
+
+
+# -------------------------------------------------------------------------------------- the machinery as a whole
+
+
+def test_a_family_of_all_tests_on_a_right_decoder_is_rejected_as_often_as_its_level_in_2000_runs():
+    """What `output_distribution` does, with a sampler that is right by construction: each run is a family of three."""
+    generator, level, rejections = np.random.default_rng(6), 0.05, 0
+    for _ in range(2000):
+        counts = draws(generator, LAW, 200)
+        coins = thrown(generator, [0.4] * 200)
+        p_values = [
+            chi_squared(counts, LAW).p_value,
+            g_test(draws(generator, LAW, 2000), LAW).p_value,
+            coin_test(coins, [0.4] * 200).p_value,
+        ]
+        rejections += any(holm(p_values, level))
+    # Independent tests: Holm rejects any with 1 - (1 - level / 3) ** 3, a little less than the level.
+    assert within_binomial_bounds(rejections, 2000, 1 - (1 - level / 3) ** 3)
