@@ -52,28 +52,24 @@ def read_config(folder: Path) -> LlamaConfig:
         raise CheckpointError(f"{folder}/config.json describes rotary positions by {rope!r}; give a JSON object")
     _refuse_unknown_parts(folder, fields, rope)
 
-    def positive(name: str, value: Any, *kinds: type) -> Any:
+    def positive(name: str, absent: Any = None, kinds: tuple[type, ...] = (int,)) -> Any:
+        value = absent if fields.get(name) is None else fields[name]
         if type(value) not in kinds or not value > 0:
             wanted = " or ".join(kind.__name__ for kind in kinds)
             raise CheckpointError(f"{folder}/config.json gives {name} as {value!r}; a Llama needs a positive {wanted}")
         return value
 
-    def size(name: str, absent: int | None = None) -> int:
-        value = fields.get(name)
-        return int(positive(name, absent if value is None else value, int))
-
-    heads, hidden_size = size("num_attention_heads"), size("hidden_size")
-    rope_theta = fields.get("rope_theta") or rope.get("rope_theta", 10000.0)
+    heads, hidden_size = positive("num_attention_heads"), positive("hidden_size")
     config = LlamaConfig(
-        vocab_size=size("vocab_size"),
+        vocab_size=positive("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=size("intermediate_size"),
-        num_layers=size("num_hidden_layers"),
+        intermediate_size=positive("intermediate_size"),
+        num_layers=positive("num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=size("num_key_value_heads", heads),
-        head_dim=size("head_dim", hidden_size // heads),
-        rms_norm_eps=float(positive("rms_norm_eps", fields.get("rms_norm_eps", 1e-6), int, float)),
-        rope_theta=float(positive("rope_theta", rope_theta, int, float)),
+        num_kv_heads=positive("num_key_value_heads", heads),
+        head_dim=positive("head_dim", hidden_size // heads),
+        rms_norm_eps=positive("rms_norm_eps", 1e-6, (int, float)),
+        rope_theta=positive("rope_theta", rope.get("rope_theta", 10000.0), (int, float)),
         tied=fields.get("tie_word_embeddings", False),
     )
     if not isinstance(config.tied, bool):
@@ -81,7 +77,7 @@ def read_config(folder: Path) -> LlamaConfig:
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
         raise CheckpointError(
             f"{folder}/config.json gives {config.num_heads} heads of size {config.head_dim} on {config.num_kv_heads} "
-            "key heads; the numbers must divide evenly and the size be even: check the file"
+            "key heads; the numbers must divide evenly and the size be even"
         )
     return config
 

@@ -195,9 +195,9 @@ def check_vocabularies(target_size: int, draft_size: int, target_tokens: Mapping
         )
     if target_tokens is None or draft_tokens is None or target_tokens == draft_tokens:
         return
-    token = min(t for t in target_tokens.keys() | draft_tokens.keys() if target_tokens.get(t) != draft_tokens.get(t))
-    raise VocabularyMismatch(
-        f"target and drafter both have {target_size} ids, but {token!r} is {target_tokens.get(token)} for the target, "
-        f"{draft_tokens.get(token)} for the drafter, so proposals would mean other words: "
-        "use a drafter with the target's tokenizer"
-    )
+    for token in sorted(target_tokens.keys() | draft_tokens.keys()):
+        if target_tokens.get(token) != draft_tokens.get(token):
+            raise VocabularyMismatch(
+                f"target and drafter both have {target_size} ids, but {token!r} is {target_tokens.get(token)} for the "
+                f"target, {draft_tokens.get(token)} for the drafter: use a drafter with the target's tokenizer"
+            )

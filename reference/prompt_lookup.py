@@ -76,11 +76,7 @@ class PromptLookup:
     def commit(self, history: Sequence[int]) -> None:
         """Nothing to do: it holds no state."""
 
-    def settle(self, history: Sequence[int]) -> None:
-        """Nothing to do: it holds no state."""
-
-    def rollback(self, history: Sequence[int]) -> None:
-        """Nothing to do: it holds no state."""
+    settle = rollback = commit
 
     def copy(self) -> Self:
         """Itself: it holds no state."""

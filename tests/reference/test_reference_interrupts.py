@@ -46,7 +46,7 @@ class MarksTooLate(Decoder):
 
 def extend_interrupted_everywhere(kind: type[Decoder], target: Transformer, schedule: str, max_tokens: int) -> int:
     """Interrupt a second turn before each line in turn; how many interrupts there were."""
-    for line in count():
+    for line in range(100):
         plain = decoder(target, "greedy", 3)
         dec = kind(target, rule="greedy", sampling=plain.sampling, randomness=plain.randomness, num_draft_tokens=3)
         state = dec.prefill(PROMPT, drafter(dec, target, schedule), 6)
@@ -60,6 +60,7 @@ def extend_interrupted_everywhere(kind: type[Decoder], target: Transformer, sche
             assert tokens(dec, dec.extend(state, [8], 4)) == plain_greedy(target, [*PROMPT, *first, 8], 4)
         else:
             return line
+    pytest.fail("a second turn that was never finished")
 
 
 @pytest.mark.parametrize("max_tokens", [0, 5])
