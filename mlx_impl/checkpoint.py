@@ -149,7 +149,7 @@ def _refuse_unknown_parts(folder: Path, config: dict[str, Any], rope: dict[str, 
         "mlp_bias": config.get("mlp_bias"),
         "another hidden_act than 'silu'": config.get("hidden_act", "silu") != "silu",
         "scaled rotary positions": rope.get("rope_type", rope.get("type", "default")) != "default",
-        "partial_rotary_factor": any(place.get("partial_rotary_factor", 1) != 1 for place in (config, rope)),
+        "partial_rotary_factor": any(place.get("partial_rotary_factor") not in (None, 1) for place in (config, rope)),
         "quantised weights": "quantization" in config or "quantization_config" in config,
     }
     for part, used in unknown.items():

@@ -91,7 +91,7 @@ def _refuse_unknown_parts(folder: Path, fields: Mapping[str, Any], rope: Mapping
         "mlp_bias": fields.get("mlp_bias", False),
         "hidden_act": fields.get("hidden_act", "silu") != "silu",
         "scaled rotary positions": rope.get("rope_type", rope.get("type", "default")) != "default",
-        "partial_rotary_factor": any(place.get("partial_rotary_factor", 1) != 1 for place in (fields, rope)),
+        "partial_rotary_factor": any(place.get("partial_rotary_factor") not in (None, 1) for place in (fields, rope)),
         "quantization": "quantization" in fields or "quantization_config" in fields,
     }
     if used := [part for part, is_used in parts.items() if is_used]:

@@ -243,8 +243,6 @@ class Decoder:
                 state.take_back_undelivered()
                 raise
 
-    # ------------------------------------------------------------------------------------------------- details
-
     def _distribution(self, activations: Activations, row: int, context: Sequence[int]) -> Floats:
         return next_distribution(activations.logits[row], context, self.sampling, self.processors, self.target.name)
 

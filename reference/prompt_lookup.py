@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from typing import ClassVar, Literal, Self, get_args
 
 from reference.drafters import check_vocabularies, checked_limit
 from reference.errors import InvalidSetting
@@ -34,6 +34,7 @@ class PromptLookup:
     min_ngram: int = 1  # the shortest
     occurrence: Occurrence = "recent"  # of several, the most recent or the first
     max_draft: int | None = None  # the most proposals per round, whatever the caller's budget
+    cache: ClassVar[None] = None  # it has none
 
     def __post_init__(self) -> None:
         for name in ("max_ngram", "min_ngram"):
@@ -45,11 +46,6 @@ class PromptLookup:
             )
         if self.occurrence not in get_args(Occurrence):
             raise InvalidSetting(f"occurrence is {self.occurrence!r}; give one of {', '.join(get_args(Occurrence))}")
-
-    @property
-    def cache(self) -> None:
-        """It has none."""
-        return None
 
     def check_vocabulary(self, target: LanguageModel) -> None:
         """Raises `VocabularyMismatch` unless the sizes agree."""

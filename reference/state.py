@@ -37,13 +37,8 @@ class DecoderState:
 
     def copy(self) -> DecoderState:
         """An independent state: own history, own caches. Models and randomness are shared."""
-        return replace(
-            self,
-            history=list(self.history),
-            tokens=list(self.tokens),
-            target_cache=self.target_cache.copy(),
-            drafter=self.drafter.copy(),
-        )
+        cache, drafter = self.target_cache.copy(), self.drafter.copy()
+        return replace(self, history=[*self.history], tokens=[*self.tokens], target_cache=cache, drafter=drafter)
 
     def check_usable(self) -> None:
         """Raises InvalidSetting where `extend` has used the state up."""

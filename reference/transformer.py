@@ -69,7 +69,7 @@ class Transformer:
         self.tokens = tokens
         self.embedding = weights["model.embed_tokens.weight"]  # [V, D]
         self.layers: list[Layer] = [
-            {name: weights[f"model.layers.{index}.{name}.weight"] for name in layer_shapes(config)}
+            {part: weights[f"model.layers.{index}.{part}.weight"] for part in layer_shapes(config)}
             for index in range(config.num_layers)
         ]
         self.final_norm = weights["model.norm.weight"]  # [D]

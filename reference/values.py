@@ -51,7 +51,7 @@ def _checked_number(name: str, value: object) -> float:
     try:
         number = float(value) if isinstance(value, Real) else math.nan
     except OverflowError:
-        number = math.inf
+        value = number = math.inf
     if not (math.isfinite(number) and allows(number)):
         raise InvalidSetting(f"{name} is {value!r}; give {wanted}")
     return number

@@ -99,6 +99,11 @@ def test_defaults_of_older_configs(folder: Path) -> None:
     assert load(folder).config.rope_theta == 10000.0
 
 
+def test_parts_that_are_named_but_not_used_are_no_obstacle(folder: Path) -> None:
+    edit(folder, partial_rotary_factor=1.0, rope_parameters={"rope_type": "default", "partial_rotary_factor": None})
+    assert load(folder).config.rope_theta == 10000.0
+
+
 def test_a_folder_that_is_no_checkpoint_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere is not a folder; give a Hugging Face checkpoint folder"):
         load(tmp_path / "nowhere")

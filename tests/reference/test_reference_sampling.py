@@ -264,3 +264,8 @@ def test_numbers_of_numpy_become_plain_ones() -> None:
     params = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), logit_bias={np.int64(1): np.float32(2)})
     assert params == SamplingParams(temperature=0.5, top_k=3, logit_bias={1: 2.0})
     assert {type(n) for n in (params.top_k, *params.logit_bias)} == {int}
+
+
+def test_numbers_beyond_the_range_of_a_float_are_refused() -> None:
+    with pytest.raises(InvalidSetting, match="temperature is inf; give a finite number >= 0"):
+        SamplingParams(temperature=10**5000)
