@@ -91,14 +91,17 @@ def read_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
     """The weights of these names and shapes, in the dtype they are stored in, from however many files.
 
     Raises:
-        CheckpointError: no or unreadable files, or a weight that is missing or misshapen.
+        CheckpointError: no or unreadable files, or a weight that is missing, misshapen or in two files.
     """
     found: dict[str, mx.array] = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
-            found.update(cast(dict[str, mx.array], mx.load(str(file))))
+            tensors = cast(dict[str, mx.array], mx.load(str(file)))
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"{file} is not readable as safetensors ({error}); download it again") from error
+        if twice := sorted(found.keys() & tensors.keys()):
+            raise CheckpointError(f"{file} has {twice[0]!r}, and so has another file; keep the files of one model")
+        found.update(tensors)
     if not found:
         raise CheckpointError(f"{folder} has no *.safetensors with weights; give a Hugging Face Llama folder")
     for name, shape in shapes.items():
@@ -146,6 +149,7 @@ def _refuse_unknown_parts(folder: Path, config: dict[str, Any], rope: dict[str, 
         "mlp_bias": config.get("mlp_bias"),
         "another hidden_act than 'silu'": config.get("hidden_act", "silu") != "silu",
         "scaled rotary positions": rope.get("rope_type", rope.get("type", "default")) != "default",
+        "partial_rotary_factor": any(place.get("partial_rotary_factor") not in (None, 1) for place in (config, rope)),
         "quantised weights": "quantization" in config or "quantization_config" in config,
     }
     for part, used in unknown.items():

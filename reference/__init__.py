@@ -16,26 +16,7 @@ from reference.transformer import LanguageModel, Transformer, load
 from reference.values import DraftBlock, DraftDistribution, GeneratedToken, Round, SamplingParams
 
 __all__ = [
-    "RULES",
-    "AcceptanceRule",
-    "Decoder",
-    "DecoderState",
-    "DraftBlock",
-    "DraftDistribution",
-    "DraftModel",
-    "Drafter",
-    "EnumeratedRandomness",
-    "GeneratedToken",
-    "KVCache",
-    "LanguageModel",
-    "PromptLookup",
-    "Randomness",
-    "Round",
-    "SamplingParams",
-    "SeededRandomness",
-    "Transformer",
-    "UniformRandomness",
-    "Verdict",
-    "distribution",
-    "load",
-]
+    "RULES", "AcceptanceRule", "Decoder", "DecoderState", "DraftBlock", "DraftDistribution", "DraftModel", "Drafter",
+    "EnumeratedRandomness", "GeneratedToken", "KVCache", "LanguageModel", "PromptLookup", "Randomness", "Round",
+    "SamplingParams", "SeededRandomness", "Transformer", "UniformRandomness", "Verdict", "distribution", "load",
+]  # fmt: skip

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reference.errors import DishonestDraft
-from reference.randomness import Randomness
+from reference.randomness import Probabilities, Randomness
 
-Probabilities = NDArray[Any]
-"""[V], float64 or object (Fractions)."""
+Dists = Sequence[Probabilities]
+"""One distribution [V] for each place of a block."""
 
 
 @dataclass(frozen=True)
@@ -33,39 +34,27 @@ class Verdict:
     token: int
 
 
-Decision = Callable[[Sequence[Probabilities], Sequence[Probabilities], Sequence[int], Randomness, int], Verdict]
+Decision = Callable[[Dists, Dists, Sequence[int], Randomness, int], Verdict]
 
 
 @dataclass(frozen=True)
 class AcceptanceRule:
     """One rule, and what is claimed of it.
 
-    Attributes:
-        name: its key in `RULES`.
-        lossless: tokens follow p whatever p is. (`greedy` keeps only point masses, which is why a decoder
-            refuses it above temperature 0.)
-        acceptance_optimal: no rule that decides position by position accepts more.
-        expected_acceptance: (p_i [V], q_i [V]) -> the probability that a proposal drawn from q_i is accepted, given
-            that its position is reached. For `block` a lower bound: see `expected_accepted_block`.
-        decision: the rule itself: (p, q, drafted, randomness, position) -> Verdict. Call `decide`.
+    `expected_acceptance` is the probability that a proposal drawn from q_i [V] is accepted against p_i [V], given that
+    its position is reached. For `block` it is a lower bound: see `expected_accepted_block`.
     """
 
-    name: str
-    lossless: bool
-    acceptance_optimal: bool
-    expected_acceptance: Callable[[Probabilities, Probabilities], Any]
-    decision: Decision
+    name: str  # its key in `RULES`
+    lossless: bool  # tokens follow p whatever p is; `greedy` keeps only the point masses of temperature 0
+    acceptance_optimal: bool  # no rule that decides position by position accepts more
+    expected_acceptance: Callable[[Probabilities, Probabilities], Any]  # (p_i, q_i) -> probability
+    decision: Decision  # the rule itself; call `decide`, which checks the proposals first
 
-    def decide(self, p: Sequence[Probabilities], q: Sequence[Probabilities], drafted: Sequence[int],
-               randomness: Randomness, position: int) -> Verdict:  # fmt: skip
-        """Decide a block.
+    def decide(self, p: Dists, q: Dists, drafted: Sequence[int], randomness: Randomness, position: int) -> Verdict:
+        """Decide a block of k proposals, given p (k + 1 distributions) and q (k). With k = 0: a plain draw from p[0].
 
-        Args:
-            p: k + 1 distributions [V] of the target.
-            q: k distributions [V] of the drafter: what `drafted` was really drawn from.
-            drafted: the k proposals; with k = 0 the token is a plain draw from p[0].
-            randomness: makes every choice.
-            position: index in the history of `drafted[0]`; keys the noise of `coupled`.
+        `position` is the index in the history of `drafted[0]`; it keys the noise of `coupled`.
 
         Raises:
             DishonestDraft: a proposal has no mass under its q.
@@ -79,31 +68,20 @@ class AcceptanceRule:
         return self.decision(p, q, drafted, randomness, position)
 
 
-def greedy(p: Sequence[Probabilities], q: Sequence[Probabilities], drafted: Sequence[int],
-           randomness: Randomness, position: int) -> Verdict:  # fmt: skip
+def greedy(p: Dists, q: Dists, drafted: Sequence[int], randomness: Randomness, position: int) -> Verdict:
     """Accept while the proposal is the target's most probable token; emit that token."""
-    for i, token in enumerate(drafted):
-        best = int(np.argmax(p[i]))
-        if token != best:
-            return Verdict(i, best)
-    return Verdict(len(drafted), int(np.argmax(p[-1])))
+    return _match(drafted, lambda i: int(np.argmax(p[i])))
 
 
-def sampler_match(p: Sequence[Probabilities], q: Sequence[Probabilities], drafted: Sequence[int],
-                  randomness: Randomness, position: int) -> Verdict:  # fmt: skip
+def sampler_match(p: Dists, q: Dists, drafted: Sequence[int], randomness: Randomness, position: int) -> Verdict:
     """Accept while a fresh draw from the target equals the proposal; emit that draw.
 
     What is emitted is always a draw from p, so the law is p; it only accepts less than `rejection`.
     """
-    for i, token in enumerate(drafted):
-        y = randomness.categorical(p[i])
-        if token != y:
-            return Verdict(i, y)
-    return Verdict(len(drafted), randomness.categorical(p[-1]))
+    return _match(drafted, lambda i: randomness.categorical(p[i]))
 
 
-def rejection(p: Sequence[Probabilities], q: Sequence[Probabilities], drafted: Sequence[int],
-              randomness: Randomness, position: int) -> Verdict:  # fmt: skip
+def rejection(p: Dists, q: Dists, drafted: Sequence[int], randomness: Randomness, position: int) -> Verdict:
     """Speculative sampling (Leviathan et al. 2023, Chen et al. 2023).
 
     Accept d_i with probability min(1, p_i(d_i) / q_i(d_i)); at the first rejection draw from max(p_i - q_i, 0),
@@ -115,8 +93,7 @@ def rejection(p: Sequence[Probabilities], q: Sequence[Probabilities], drafted: S
     return Verdict(len(drafted), randomness.categorical(p[-1]))
 
 
-def block(p: Sequence[Probabilities], q: Sequence[Probabilities], drafted: Sequence[int],
-          randomness: Randomness, position: int) -> Verdict:  # fmt: skip
+def block(p: Dists, q: Dists, drafted: Sequence[int], randomness: Randomness, position: int) -> Verdict:
     """Block verification (Sun et al. 2024): the block is accepted jointly, never less than by `rejection`.
 
     An independent coin for *every* i = 1..k; the largest i whose coin came up wins, so the walk does not
@@ -133,18 +110,22 @@ def block(p: Sequence[Probabilities], q: Sequence[Probabilities], drafted: Seque
     return Verdict(tau, randomness.categorical(residual(p[tau], q[tau], w[tau])))
 
 
-def coupled(p: Sequence[Probabilities], q: Sequence[Probabilities], drafted: Sequence[int],
-            randomness: Randomness, position: int) -> Verdict:  # fmt: skip
+def coupled(p: Dists, q: Dists, drafted: Sequence[int], randomness: Randomness, position: int) -> Verdict:
     """Accept while the proposal equals the target's own Gumbel-max draw at that position; emit that draw.
 
     The noise is keyed by seed and absolute position, so what is emitted does not depend on the drafter at all. A
     drafter that draws by the same noise is accepted often, any other about as often as by `sampler_match`.
     """
+    return _match(drafted, lambda i: randomness.coupled_categorical(p[i], position + i))
+
+
+def _match(drafted: Sequence[int], own: Callable[[int], int]) -> Verdict:
+    """Accept while the proposal is the target's own token for that place of the block; emit the target's."""
     for i, token in enumerate(drafted):
-        y = randomness.coupled_categorical(p[i], position + i)
+        y = own(i)
         if token != y:
             return Verdict(i, y)
-    return Verdict(len(drafted), randomness.coupled_categorical(p[-1], position + len(drafted)))
+    return Verdict(len(drafted), own(len(drafted)))
 
 
 def residual(p: Probabilities, q: Probabilities, weight: Any = 1) -> Probabilities:
@@ -157,7 +138,7 @@ def residual(p: Probabilities, q: Probabilities, weight: Any = 1) -> Probabiliti
     return excess / total if total > 0 else p
 
 
-def block_weights(p: Sequence[Probabilities], q: Sequence[Probabilities], drafted: Sequence[int]) -> list[Any]:
+def block_weights(p: Dists, q: Dists, drafted: Sequence[int]) -> list[Any]:
     """w_0 = 1, w_i = min(w_{i-1} * p_i(d_i) / q_i(d_i), 1): the cap is inside the recursion. k + 1 numbers.
 
     w_i is the probability that at least i proposals are accepted, given the first i.
@@ -174,18 +155,6 @@ def _block_coin(w: Any, p_next: Probabilities, q_next: Probabilities) -> Any:
     return s / (s + (1 - w)) if s > 0 else 0  # in this order: a tiny s must not vanish beside the 1
 
 
-def _mass_on_argmax(p: Probabilities, q: Probabilities) -> Any:
-    return q[int(np.argmax(p))]
-
-
-def _sum_of_products(p: Probabilities, q: Probabilities) -> Any:
-    return (p * q).sum()
-
-
-def _sum_of_minima(p: Probabilities, q: Probabilities) -> Any:
-    return np.minimum(p, q).sum()
-
-
 def _gumbel_agreement(p: Probabilities, q: Probabilities) -> Any:
     """sum_x 1 / sum_y max(p(y) / p(x), q(y) / q(x)): both argmaxes of Gumbel-perturbed log-probabilities are x."""
     both = np.flatnonzero((p > 0) & (q > 0))
@@ -194,11 +163,7 @@ def _gumbel_agreement(p: Probabilities, q: Probabilities) -> Any:
 
 def expected_accepted(acceptances: Sequence[Any]) -> Any:
     """Expected accepted proposals, from each position's acceptance given that it is reached: a_1 + a_1 a_2 + ..."""
-    total, reached = 0, 1
-    for acceptance in acceptances:
-        reached = reached * acceptance
-        total = total + reached
-    return total
+    return sum(accumulate(acceptances, mul))
 
 
 Conditional = Callable[[tuple[int, ...]], Probabilities]
@@ -211,30 +176,26 @@ def expected_accepted_block(p: Conditional, q: Conditional, k: int) -> Any:
     Walks all prefixes with mass under q, V ** k at the most.
     """
 
-    def below(prefix: tuple[int, ...], mass: Any, weight: Any) -> Any:
+    def behind(prefix: tuple[int, ...], weight: Any) -> Any:
+        """What is expected to be accepted behind `prefix`, given that it was drafted and has the weight w."""
         if len(prefix) == k:
             return 0
         p_here, q_here = p(prefix), q(prefix)
         total: Any = 0
         for token in np.flatnonzero(q_here):
             w = min(weight * p_here[token] / q_here[token], 1)
-            total = total + mass * q_here[token] * w
-            total = total + below((*prefix, int(token)), mass * q_here[token], w)
+            total = total + q_here[token] * (w + behind((*prefix, int(token)), w))
         return total
 
-    return below((), 1, 1)
+    return behind((), 1)
 
 
-RULES: Mapping[str, AcceptanceRule] = MappingProxyType(
-    {
-        rule.name: rule
-        for rule in (
-            AcceptanceRule("greedy", False, True, _mass_on_argmax, greedy),
-            AcceptanceRule("sampler_match", True, False, _sum_of_products, sampler_match),
-            AcceptanceRule("rejection", True, True, _sum_of_minima, rejection),
-            AcceptanceRule("block", True, True, _sum_of_minima, block),
-            AcceptanceRule("coupled", True, False, _gumbel_agreement, coupled),
-        )
-    }
+_RULES = (
+    AcceptanceRule("greedy", False, True, lambda p, q: q[int(np.argmax(p))], greedy),
+    AcceptanceRule("sampler_match", True, False, lambda p, q: (p * q).sum(), sampler_match),
+    AcceptanceRule("rejection", True, True, lambda p, q: np.minimum(p, q).sum(), rejection),
+    AcceptanceRule("block", True, True, lambda p, q: np.minimum(p, q).sum(), block),
+    AcceptanceRule("coupled", True, False, _gumbel_agreement, coupled),
 )
+RULES: Mapping[str, AcceptanceRule] = MappingProxyType({rule.name: rule for rule in _RULES})
 """Every acceptance rule by its name."""

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reference.errors import CacheLengthError
-
-Floats = NDArray[np.float64]
+from reference.values import Floats
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,7 @@ class LayerCache:
 
 
 class KVCache:
-    """The rows of all layers.
-
-    Attributes:
-        layers: one `LayerCache` per layer, replaced as rows come and go.
-    """
+    """The rows of all layers: one `LayerCache` per layer, replaced as rows come and go."""
 
     def __init__(self, layers: Sequence[LayerCache]) -> None:
         self.layers = list(layers)
@@ -64,15 +58,10 @@ class KVCache:
 
     @property
     def offset(self) -> int:
-        """Rows in every layer.
-
-        Raises:
-            CacheLengthError: the layers disagree, so there is no such number.
-        """
+        """Rows in every layer; CacheLengthError where the layers disagree."""
         if len(set(self.offsets)) > 1:
             raise CacheLengthError(
-                f"the layers of the cache hold {self.offsets} rows; a forward failed half-way: "
-                "call trim_to with the length they last agreed on"
+                f"the layers hold {self.offsets} rows; a forward failed half-way: call trim_to with their last length"
             )
         return self.offsets[0]
 
@@ -87,15 +76,13 @@ class KVCache:
         Raises:
             CacheLengthError: n is negative or more than the cache holds, or the layers disagree.
         """
-        if n < 0:
-            raise CacheLengthError(f"cannot trim {n} rows; a trim only removes: forward the missing tokens instead")
-        if n > self.offset:
+        if not 0 <= n <= self.offset:
             raise CacheLengthError(f"cannot trim {n} rows off a cache of {self.offset}; check the caller's count")
         self.trim_to(self.offset - n)
         return n
 
     def trim_to(self, length: int) -> None:
-        """Cut every layer to at most `length` rows, and to no more than the shortest layer holds.
+        """Cut every layer to `length` rows, or to as many as the shortest layer holds.
 
         This is how a failed forward is undone: whatever layer it stopped at, the layers agree afterwards.
 

@@ -7,12 +7,10 @@ What is proposed, and what is accepted, it leaves to the drafter and the accepta
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Generator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reference.acceptance import RULES, AcceptanceRule, Verdict
 from reference.cache import KVCache
@@ -22,9 +20,7 @@ from reference.randomness import Randomness
 from reference.sampling import LogitsProcessor, next_distribution
 from reference.state import DecoderState
 from reference.transformer import Activations, LanguageModel, advance, check_tokens
-from reference.values import DraftBlock, Finish, GeneratedToken, Round, SamplingParams
-
-Floats = NDArray[np.float64]
+from reference.values import DraftBlock, Finish, Floats, GeneratedToken, Round, SamplingParams, checked_integer
 
 __all__ = ["Decoder", "DecoderState"]
 
@@ -33,37 +29,30 @@ __all__ = ["Decoder", "DecoderState"]
 class Decoder:
     """A speculative decoder.
 
-    Attributes:
-        target: the model whose distribution is kept.
-        rule: a name in `acceptance.RULES`, or a rule of your own.
-        sampling: makes p of the target's logits.
-        randomness: makes every choice that is not the drafter's.
-        num_draft_tokens: the most proposals per round; 0 decodes plainly.
-        stop_tokens: emitting one of them ends the turn; it is the last token emitted.
-        processors: logits processors of the target.
-
     Raises:
-        InvalidSetting: an unknown rule, num_draft_tokens not an integer >= 0, `greedy` above temperature 0.
+        InvalidSetting: an unknown rule, num_draft_tokens or a stop token not an integer >= 0, `greedy` above
+            temperature 0.
     """
 
-    target: LanguageModel
+    target: LanguageModel  # the model whose distribution is kept
     _: KW_ONLY
-    rule: str | AcceptanceRule
-    sampling: SamplingParams
-    randomness: Randomness
-    num_draft_tokens: int
-    stop_tokens: frozenset[int] = frozenset()
-    processors: Sequence[LogitsProcessor] = ()
+    rule: str | AcceptanceRule  # a name in `acceptance.RULES`, or a rule of your own
+    sampling: SamplingParams  # makes p of the target's logits
+    randomness: Randomness  # makes every choice that is not the drafter's
+    num_draft_tokens: int  # the most proposals per round; 0 decodes plainly
+    stop_tokens: frozenset[int] = frozenset()  # emitting one ends the turn; it is the last token emitted
+    processors: Sequence[LogitsProcessor] = ()  # logits processors of the target
 
     def __post_init__(self) -> None:
         if isinstance(self.rule, str) and self.rule not in RULES:
             raise InvalidSetting(f"no acceptance rule is named {self.rule!r}; give one of {', '.join(RULES)}")
-        wanted = "an integer >= 0 (0 drafts nothing)"
-        object.__setattr__(self, "num_draft_tokens", _count("num_draft_tokens", self.num_draft_tokens, wanted))
+        k = checked_integer("num_draft_tokens", self.num_draft_tokens, 0, " (0 drafts nothing)")
+        object.__setattr__(self, "num_draft_tokens", k)
+        stops = frozenset(checked_integer("a stop token", token, 0) for token in self.stop_tokens)
+        object.__setattr__(self, "stop_tokens", stops)
         if self.acceptance.name == "greedy" and self.sampling.temperature != 0:
             raise InvalidSetting(
-                f"rule 'greedy' with temperature {self.sampling.temperature} does not keep the target's distribution; "
-                "set temperature 0, or take another rule"
+                f"rule 'greedy' with temperature {self.sampling.temperature} does not keep p; set temperature 0"
             )
 
     @property
@@ -105,28 +94,20 @@ class Decoder:
         """Up to k proposals; one place of the budget is left for the target's own token."""
         remaining = state.max_tokens - len(state.emitted)
         budget = min(self.num_draft_tokens, remaining - 1)
-        block = state.drafter.propose(state.history, state.target_hidden, budget)
+        try:
+            block = state.drafter.propose(state.history, state.target_hidden, budget)
+            check_tokens(block.tokens, self.target)
+        except TokenOutOfRange as error:
+            raise DecodingFault(f"the drafter proposed outside its target's vocabulary: {error}") from error
         if len(block) > budget:
+            raise DecodingFault(f"the drafter proposed {len(block)} tokens with a budget of {budget}; propose fewer")
+        sizes = [q.vocab_size for q in block.distributions]
+        if sizes != [self.target.vocab_size] * len(block):
             raise DecodingFault(
-                f"the drafter proposed {len(block)} tokens with a budget of {budget}; it must not exceed it"
+                f"the drafter gave {len(block)} tokens and distributions over {sizes} tokens; "
+                f"give one over the target's {self.target.vocab_size} for each"
             )
-        self._check_block(block)
         return block
-
-    def _check_block(self, block: DraftBlock) -> None:
-        """One q for every proposal, over the target's vocabulary, which also holds the proposals."""
-        if len(block.distributions) != len(block):
-            raise DecodingFault(
-                f"the drafter proposed {len(block)} tokens with {len(block.distributions)} distributions; "
-                "it must give the q of every token"
-            )
-        for i, distribution in enumerate(block.distributions):
-            if distribution.vocab_size != self.target.vocab_size:
-                raise DecodingFault(
-                    f"the drafter's distribution {i} is over {distribution.vocab_size} tokens, the target's vocabulary "
-                    f"has {self.target.vocab_size}; it must give a q over the same tokens"
-                )
-        check_tokens(block.tokens, self.target)
 
     def _verify(self, state: DecoderState, block: DraftBlock) -> tuple[list[Floats], Activations]:
         """One pass over the pending token and all proposals: k + 1 new rows, p_0 .. p_k."""
@@ -134,9 +115,8 @@ class Decoder:
         p = [self._distribution(activations, i, [*state.history, *block.tokens[:i]]) for i in range(len(block) + 1)]
         return p, activations
 
-    def _report(
-        self, state: DecoderState, block: DraftBlock, p: list[Floats], q: list[Floats], verdict: Verdict
-    ) -> Round:
+    def _report(self, state: DecoderState, block: DraftBlock, p: list[Floats], q: list[Floats],
+                verdict: Verdict) -> Round:  # fmt: skip
         """What the round decided: the accepted proposals and the verdict's token, cut behind the first stop token."""
         a, drafted = verdict.num_accepted, block.tokens
         emitted = self._until_stop([*drafted[:a], verdict.token])
@@ -180,7 +160,7 @@ class Decoder:
             CacheLengthError: a given cache holds more than P - 1 rows.
             DecodingFault: a model or the drafter broke its contract.
         """
-        prompt, max_tokens = _token_ids(prompt), _count("max_tokens", max_tokens, "an integer >= 0")
+        prompt, max_tokens = check_tokens(prompt, self.target), checked_integer("max_tokens", max_tokens, 0)
         cache = self.target.new_cache() if target_cache is None else target_cache
         self._check_turn(prompt, drafter, cache)
         held, draft_held = cache.offset, _rows(drafter)
@@ -190,43 +170,49 @@ class Decoder:
                     advance(self.target, prompt[held:-1], cache)
                 drafter.settle(prompt)
                 return DecoderState(prompt, len(prompt), 0, cache, drafter, finish="length")
-            activations = advance(self.target, prompt[held:], cache)  # [P - held, V]
+            activations = advance(self.target, prompt[held:], cache)  # logits [P - held, V]
             p = self._distribution(activations, -1, prompt)
             # A round without proposals: the rule makes a plain draw from p.
             token = self.acceptance.decide([p], [], [], self.randomness, len(prompt)).token
-            history = [*prompt, token]
+            history, tokens = [*prompt, token], [GeneratedToken(token, from_draft=False, round_index=-1)]
             drafter.settle(history)
+            finish = self._finish(token, 1, max_tokens)
+            return DecoderState(
+                history, len(prompt), max_tokens, cache, drafter, activations.hidden, tokens, finish=finish
+            )
         except BaseException:
             cache.trim_to(held)
             drafter.rollback(prompt[: draft_held + 1])
             raise
-        first = GeneratedToken(token, from_draft=False, round_index=-1)
-        finish = self._finish(token, 1, max_tokens)
-        return DecoderState(
-            history, len(prompt), max_tokens, cache, drafter, activations.hidden, [first], finish=finish
-        )
 
     def extend(self, state: DecoderState, tokens: Sequence[int], max_tokens: int) -> DecoderState:
         """Begin the next turn: `tokens` (perhaps none) follow the history. `state` is used up: its caches go on.
 
         Raises:
-            As `prefill`, and `state` stays usable then. InvalidSetting, too, where it was used up before.
+            As `prefill`, and `state` stays usable then. InvalidSetting, too, where it was used up before, and
+            CacheLengthError where its target cache does not hold the committed tokens.
         """
         state.check_usable()
-        following = self.prefill([*state.history, *tokens], state.drafter, max_tokens, state.target_cache)
-        state.superseded = True
-        return following
+        state.check_boundary()
+        try:
+            following = self.prefill([*state.history, *tokens], state.drafter, max_tokens, state.target_cache)
+            state.superseded = True
+            return following
+        except BaseException:  # whatever came, and whenever: either the new state has the caches, or the old one
+            state.superseded = False
+            state.roll_back()
+            raise
 
     def _check_turn(self, prompt: Sequence[int], drafter: Drafter, cache: KVCache) -> None:
+        """Refuse a prompt without tokens, another vocabulary, and caches too long for the prompt."""
         if not prompt:
             raise EmptyPrompt("the prompt is empty; there is no position to predict from: give at least one token")
-        check_tokens(prompt, self.target)
         drafter.check_vocabulary(self.target)
         for owner, rows in (("target", cache.offset), ("draft", _rows(drafter))):
             if rows > len(prompt) - 1:
                 raise CacheLengthError(
-                    f"{owner} cache holds {rows} rows, a prompt of {len(prompt)} tokens allows {len(prompt) - 1}: its "
-                    "last token must be forwarded; trim the cache to what it shares with the prompt, or pass a new one"
+                    f"{owner} cache holds {rows} rows, a prompt of {len(prompt)} tokens allows {len(prompt) - 1} (its "
+                    "last is forwarded): trim the cache to what it shares with the prompt, or pass a new one"
                 )
 
     # ------------------------------------------------------------------------------------------ run to the end
@@ -257,17 +243,13 @@ class Decoder:
                 state.take_back_undelivered()
                 raise
 
-    # ------------------------------------------------------------------------------------------------- details
-
     def _distribution(self, activations: Activations, row: int, context: Sequence[int]) -> Floats:
         return next_distribution(activations.logits[row], context, self.sampling, self.processors, self.target.name)
 
     def _until_stop(self, tokens: Sequence[int]) -> Sequence[int]:
         """Cut behind the first stop token."""
-        for i, token in enumerate(tokens):
-            if token in self.stop_tokens:
-                return tokens[: i + 1]
-        return tokens
+        ends = [i + 1 for i, token in enumerate(tokens) if token in self.stop_tokens]
+        return tokens[: ends[0]] if ends else tokens
 
     def _finish(self, last: int, num_emitted: int, max_tokens: int) -> Finish | None:
         if last in self.stop_tokens:
@@ -278,31 +260,3 @@ class Decoder:
 def _rows(drafter: Drafter) -> int:
     """Rows in the drafter's cache; 0 where it has none."""
     return 0 if drafter.cache is None else drafter.cache.offset
-
-
-def _token_ids(tokens: Sequence[int]) -> list[int]:
-    """Plain ints of any integers.
-
-    Raises:
-        TokenOutOfRange: names the first that is no integer.
-    """
-    ids: list[int] = []
-    for index, token in enumerate(tokens):
-        try:
-            ids.append(operator.index(token))
-        except TypeError:
-            raise TokenOutOfRange(
-                f"token {token!r} at index {index} is not an integer; encode the text with this model's tokenizer"
-            ) from None
-    return ids
-
-
-def _count(name: str, value: int, wanted: str) -> int:
-    """A plain int >= 0 of any integer >= 0; InvalidSetting otherwise."""
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = -1
-    if count < 0:
-        raise InvalidSetting(f"{name} is {value}; give {wanted}")
-    return count

@@ -10,17 +10,13 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol, Self, get_args
 
-import numpy as np
-from numpy.typing import NDArray
-
 from reference.cache import KVCache
 from reference.errors import InvalidSetting, VocabularyMismatch
 from reference.randomness import Randomness
 from reference.sampling import LogitsProcessor, next_distribution
 from reference.transformer import LanguageModel, advance
-from reference.values import DraftBlock, DraftDistribution, SamplingParams
+from reference.values import DraftBlock, DraftDistribution, Floats, SamplingParams, checked_integer
 
-Floats = NDArray[np.float64]
 Schedule = Literal["catch_up", "eager", "deferred"]
 Draw = Callable[[Floats, int], int]
 """(q [V], index in the history of the token to be drawn) -> token."""
@@ -35,34 +31,27 @@ class Drafter(Protocol):
     @property
     def cache(self) -> KVCache | None:
         """Its rows; None for a drafter without a model."""
-        ...
 
     def check_vocabulary(self, target: LanguageModel) -> None:
         """Raises `VocabularyMismatch` unless it numbers its tokens as the target does."""
-        ...
 
     def propose(self, history: Sequence[int], target_hidden: Floats | None, budget: int) -> DraftBlock:
         """At most `budget` tokens to follow the history, each with the q it was drawn from.
 
         `target_hidden` [n, D]: the target's hidden states of the tokens committed last, for drafters built on them.
         """
-        ...
 
     def commit(self, history: Sequence[int]) -> None:
         """A round is decided, this is the history now: drop what was rejected, catch up as the schedule says."""
-        ...
 
     def settle(self, history: Sequence[int]) -> None:
         """Make the cache hold exactly `history[:-1]`: after prefill, and at every end."""
-        ...
 
     def rollback(self, history: Sequence[int]) -> None:
         """Undo a round that failed: drop all rows behind `history[:-1]`. Forwards nothing, never raises."""
-        ...
 
     def copy(self) -> Self:
         """An independent drafter in the same state; it shares the model and the source of randomness."""
-        ...
 
 
 class DraftModel:
@@ -92,32 +81,18 @@ class DraftModel:
         VocabularyMismatch: model and `target` number their tokens differently.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        sampling: SamplingParams,
-        randomness: Randomness,
-        *,
-        schedule: Schedule = "catch_up",
-        min_prob: float = 0.0,
-        max_draft: int | None = None,
-        draw: Draw | None = None,
-        processors: Sequence[LogitsProcessor] = (),
-        cache: KVCache | None = None,
-        target: LanguageModel | None = None,
-    ) -> None:
+    def __init__(self, model: LanguageModel, sampling: SamplingParams, randomness: Randomness, *,
+                 schedule: Schedule = "catch_up", min_prob: float = 0.0, max_draft: int | None = None,
+                 draw: Draw | None = None, processors: Sequence[LogitsProcessor] = (),
+                 cache: KVCache | None = None, target: LanguageModel | None = None) -> None:  # fmt: skip
         if schedule not in get_args(Schedule):
             raise InvalidSetting(f"schedule is {schedule!r}; give one of {', '.join(get_args(Schedule))}")
         if not min_prob >= 0:
             raise InvalidSetting(f"min_prob is {min_prob}; give a number >= 0 (0 never stops a block)")
-        if max_draft is not None and max_draft < 0:
-            raise InvalidSetting(f"max_draft is {max_draft}; give an integer >= 0, or None for no limit")
-        self.model = model
-        self.sampling = sampling
-        self.randomness = randomness
+        self.model, self.sampling, self.randomness = model, sampling, randomness
         self.schedule = schedule
         self.min_prob = min_prob
-        self.max_draft = max_draft
+        self.max_draft = checked_limit(max_draft)
         self.draw = draw
         self.processors = tuple(processors)
         self.cache = model.new_cache() if cache is None else cache
@@ -195,18 +170,19 @@ class DraftModel:
             advance(self.model, missing, self.cache)
 
 
+def checked_limit(max_draft: int | None) -> int | None:
+    """The most proposals per round, None for no limit; InvalidSetting unless it is one of these."""
+    return None if max_draft is None else checked_integer("max_draft", max_draft, 0, ", or None for no limit")
+
+
 def tokens_of(model: LanguageModel) -> Mapping[str, int] | None:
     """The tokenizer's vocabulary of a model that has it with it (`Transformer.tokens`), else None."""
     tokens: Mapping[str, int] | None = getattr(model, "tokens", None)
     return tokens
 
 
-def check_vocabularies(
-    target_size: int,
-    draft_size: int,
-    target_tokens: Mapping[str, int] | None = None,
-    draft_tokens: Mapping[str, int] | None = None,
-) -> None:
+def check_vocabularies(target_size: int, draft_size: int, target_tokens: Mapping[str, int] | None = None,
+                       draft_tokens: Mapping[str, int] | None = None) -> None:  # fmt: skip
     """Refuse a drafter whose token ids do not mean what the target's mean.
 
     Raises:
@@ -219,9 +195,9 @@ def check_vocabularies(
         )
     if target_tokens is None or draft_tokens is None or target_tokens == draft_tokens:
         return
-    token = min(t for t in target_tokens.keys() | draft_tokens.keys() if target_tokens.get(t) != draft_tokens.get(t))
-    raise VocabularyMismatch(
-        f"target and drafter both have {target_size} ids, but {token!r} is {target_tokens.get(token)} for the target, "
-        f"{draft_tokens.get(token)} for the drafter, so proposals would mean other words: "
-        "use a drafter with the target's tokenizer"
-    )
+    for token in sorted(target_tokens.keys() | draft_tokens.keys()):
+        if target_tokens.get(token) != draft_tokens.get(token):
+            raise VocabularyMismatch(
+                f"target and drafter both have {target_size} ids, but {token!r} is {target_tokens.get(token)} for the "
+                f"target, {draft_tokens.get(token)} for the drafter: use a drafter with the target's tokenizer"
+            )

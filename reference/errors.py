@@ -1,11 +1,4 @@
-"""Every typed error of the project, in one small hierarchy.
-
-`InvalidInput` (a `ValueError`): the call was wrong; nothing was changed.
-`DecodingFault` (a `RuntimeError`): a model or a drafter broke its contract during decoding; the
-decoder is left at its last round boundary.
-
-A message names the offending value, says why it is refused and what to do instead.
-"""
+"""Every typed error of the project. A message names the offending value, says why it is refused and what to do."""
 
 
 class SpeculationError(Exception):
@@ -41,7 +34,7 @@ class CacheLengthError(InvalidInput):
 
 
 class DecodingFault(SpeculationError, RuntimeError):
-    """A model or a drafter broke its contract while decoding."""
+    """A model, a drafter or a processor broke its contract; the decoder is left at its last round boundary."""
 
 
 class NonFiniteLogits(DecodingFault):

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from typing import ClassVar, Literal, Self, get_args
 
-import numpy as np
-from numpy.typing import NDArray
-
-from reference.drafters import check_vocabularies
+from reference.drafters import check_vocabularies, checked_limit
 from reference.errors import InvalidSetting
 from reference.transformer import LanguageModel
-from reference.values import DraftBlock, DraftDistribution
+from reference.values import DraftBlock, DraftDistribution, Floats, checked_integer
 
 Occurrence = Literal["recent", "first"]
 
@@ -28,42 +25,33 @@ class PromptLookup:
     tokens behind the first hit are proposed, up to the history's end. Engines differ in which occurrence they
     take and whether n is fixed (`max_ngram == min_ngram`), so both are settings.
 
-    Attributes:
-        vocab_size: V of the target.
-        max_ngram, min_ngram: the longest and the shortest n.
-        occurrence: of several, the most recent or the first.
-        max_draft: the most proposals per round, whatever the caller's budget.
-
     Raises:
-        InvalidSetting: not 1 <= min_ngram <= max_ngram, an unknown occurrence, a negative max_draft.
+        InvalidSetting: not integers 1 <= min_ngram <= max_ngram and max_draft >= 0, or an unknown occurrence.
     """
 
-    vocab_size: int
-    max_ngram: int = 3
-    min_ngram: int = 1
-    occurrence: Occurrence = "recent"
-    max_draft: int | None = None
+    vocab_size: int  # V of the target
+    max_ngram: int = 3  # the longest n
+    min_ngram: int = 1  # the shortest
+    occurrence: Occurrence = "recent"  # of several, the most recent or the first
+    max_draft: int | None = None  # the most proposals per round, whatever the caller's budget
+    cache: ClassVar[None] = None  # it has none
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_ngram <= self.max_ngram:
+        for name in ("max_ngram", "min_ngram"):
+            object.__setattr__(self, name, checked_integer(name, getattr(self, name), 1))
+        object.__setattr__(self, "max_draft", checked_limit(self.max_draft))
+        if self.min_ngram > self.max_ngram:
             raise InvalidSetting(
-                f"min_ngram is {self.min_ngram}, max_ngram {self.max_ngram}; give 1 <= min_ngram <= max_ngram"
+                f"min_ngram is {self.min_ngram}, max_ngram {self.max_ngram}; give min_ngram <= max_ngram"
             )
         if self.occurrence not in get_args(Occurrence):
             raise InvalidSetting(f"occurrence is {self.occurrence!r}; give one of {', '.join(get_args(Occurrence))}")
-        if self.max_draft is not None and self.max_draft < 0:
-            raise InvalidSetting(f"max_draft is {self.max_draft}; give an integer >= 0, or None for no limit")
-
-    @property
-    def cache(self) -> None:
-        """It has none."""
-        return None
 
     def check_vocabulary(self, target: LanguageModel) -> None:
         """Raises `VocabularyMismatch` unless the sizes agree."""
         check_vocabularies(target.vocab_size, self.vocab_size)
 
-    def propose(self, history: Sequence[int], target_hidden: NDArray[np.float64] | None, budget: int) -> DraftBlock:
+    def propose(self, history: Sequence[int], target_hidden: Floats | None, budget: int) -> DraftBlock:
         """The tokens that followed the longest n-gram found; none where nothing is found."""
         k = budget if self.max_draft is None else min(budget, self.max_draft)
         start = self._continuation(list(history))
@@ -84,11 +72,7 @@ class PromptLookup:
     def commit(self, history: Sequence[int]) -> None:
         """Nothing to do: it holds no state."""
 
-    def settle(self, history: Sequence[int]) -> None:
-        """Nothing to do: it holds no state."""
-
-    def rollback(self, history: Sequence[int]) -> None:
-        """Nothing to do: it holds no state."""
+    settle = rollback = commit
 
     def copy(self) -> Self:
         """Itself: it holds no state."""

@@ -8,13 +8,15 @@ tests inject the end points 0 and just under 1, which no amount of sampling hits
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reference.errors import DecodingFault, InvalidSetting
+from reference.values import Floats, checked_integer
 
 Probabilities = NDArray[Any]
 """[V], float64 or object (Fractions)."""
@@ -25,11 +27,9 @@ class Randomness(Protocol):
 
     def bernoulli(self, probability: Any) -> bool:
         """One coin: True with this probability."""
-        ...
 
     def categorical(self, probabilities: Probabilities) -> int:
         """One draw from a distribution [V]."""
-        ...
 
     def coupled_categorical(self, probabilities: Probabilities, position: int) -> int:
         """One draw from a distribution [V], by noise that depends on the seed and on `position` alone.
@@ -37,17 +37,14 @@ class Randomness(Protocol):
         `position` is the index in the history of the token that is drawn. Two distributions drawn from at one
         position share their noise, so similar distributions mostly give the same token.
         """
-        ...
 
 
 class UniformRandomness:
     """Choices made from uniforms in [0, 1) that a callable hands out; Gumbel noise keyed by seed and position."""
 
     def __init__(self, uniform: Callable[[], float], seed: int = 0) -> None:
-        if seed < 0:
-            raise InvalidSetting(f"seed is {seed}; give an integer >= 0")
         self.uniform = uniform
-        self.seed = seed
+        self.seed = checked_integer("seed", seed, 0)
 
     def bernoulli(self, probability: Any) -> bool:
         """True iff u < probability: strictly, or u = 0 would accept a token that the target never draws."""
@@ -74,7 +71,7 @@ class SeededRandomness(UniformRandomness):
         self._generator = np.random.default_rng(seed)
 
 
-def gumbel_noise(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]:
+def gumbel_noise(seed: int, position: int, vocab_size: int) -> Floats:
     """Standard Gumbel noise [V], a function of its arguments.
 
     The position goes into the spawn key, not beside the seed: NumPy pads entropy with zeros, so that
@@ -82,6 +79,15 @@ def gumbel_noise(seed: int, position: int, vocab_size: int) -> NDArray[np.float6
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(position,))
     return np.random.Generator(np.random.PCG64(sequence)).gumbel(size=vocab_size)
+
+
+@dataclass
+class _Wheel:
+    """One choice met on the way, and the outcome it stands at."""
+
+    outcomes: tuple[int, ...]
+    weights: tuple[Any, ...]
+    index: int = 0
 
 
 class EnumeratedRandomness:
@@ -100,13 +106,12 @@ class EnumeratedRandomness:
 
     def walk(self) -> Iterator[None]:
         """Once per outcome. The body must do the same whenever its choices fall alike."""
-        self._wheels = []
-        self._walking = True
+        self._wheels, self._walking = [], True
         try:
             while True:
                 self._depth = 0
                 yield
-                while self._wheels and self._wheels[-1].is_last:
+                while self._wheels and self._wheels[-1].index == len(self._wheels[-1].outcomes) - 1:
                     self._wheels.pop()
                 if not self._wheels:
                     return
@@ -117,7 +122,7 @@ class EnumeratedRandomness:
     @property
     def weight(self) -> Any:
         """The probability of the choices made since the body began; 1 before the first."""
-        return math.prod(wheel.weight for wheel in self._wheels[: self._depth])
+        return math.prod(wheel.weights[wheel.index] for wheel in self._wheels[: self._depth])
 
     def bernoulli(self, probability: Any) -> bool:
         """One coin: True first, then False."""
@@ -127,8 +132,8 @@ class EnumeratedRandomness:
 
     def categorical(self, probabilities: Probabilities) -> int:
         """One draw: the tokens with mass, by id."""
-        support = [int(token) for token in np.flatnonzero(probabilities)]
-        return support[0] if len(support) == 1 else self._choose(support, [probabilities[token] for token in support])
+        support = tuple(int(token) for token in np.flatnonzero(probabilities))
+        return support[0] if len(support) == 1 else self._choose(support, tuple(probabilities[list(support)]))
 
     def coupled_categorical(self, probabilities: Probabilities, position: int) -> int:
         """Always refused.
@@ -141,31 +146,16 @@ class EnumeratedRandomness:
             "compare its output with plain sampling under the same seed instead"
         )
 
-    def _choose(self, outcomes: Sequence[int], weights: Sequence[Any]) -> int:
+    def _choose(self, outcomes: tuple[int, ...], weights: tuple[Any, ...]) -> int:
         if not self._walking:
             raise InvalidSetting("enumerated choices need a walk; run the code inside `for _ in randomness.walk():`")
         if self._depth == len(self._wheels):
-            self._wheels.append(_Wheel(tuple(outcomes), tuple(weights)))
+            self._wheels.append(_Wheel(outcomes, weights))
         wheel = self._wheels[self._depth]
-        if wheel.outcomes != tuple(outcomes):
+        if wheel.outcomes != outcomes:
             raise DecodingFault(
-                f"choice {self._depth} had the outcomes {wheel.outcomes}, on this repetition {tuple(outcomes)}; "
+                f"choice {self._depth} had the outcomes {wheel.outcomes}, on this repetition {outcomes}; "
                 "start the body from an equal state each time"
             )
         self._depth += 1
         return wheel.outcomes[wheel.index]
-
-
-class _Wheel:
-    """One choice met on the way, and the outcome it stands at."""
-
-    def __init__(self, outcomes: tuple[int, ...], weights: tuple[Any, ...]) -> None:
-        self.outcomes, self.weights, self.index = outcomes, weights, 0
-
-    @property
-    def weight(self) -> Any:
-        return self.weights[self.index]
-
-    @property
-    def is_last(self) -> bool:
-        return self.index == len(self.outcomes) - 1

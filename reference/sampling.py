@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.errors import InvalidSetting, NonFiniteLogits
-from reference.values import SamplingParams
-
-Floats = NDArray[np.float64]
+from reference.errors import DecodingFault, InvalidSetting, NonFiniteLogits
+from reference.values import Floats, SamplingParams
 
 LogitsProcessor = Callable[[Sequence[int], Floats], Floats]
 """(all tokens before the one to be drawn, its logits [V]) -> logits [V]. -inf bans a token.
@@ -29,33 +27,29 @@ def next_distribution(logits: Floats, context: Sequence[int], params: SamplingPa
 
     Raises:
         NonFiniteLogits: NaN or infinite logits from the model; or, from the processors, NaN, +inf or all -inf.
+        DecodingFault: a processor returned something else than logits [V].
     """
     position = len(context) - 1
-    check_finite(logits, model_name, position)
-    for processor in processors:
-        logits = processor(context, logits)
+    bad = np.flatnonzero(~np.isfinite(logits))
+    if len(bad):
+        raise NonFiniteLogits(
+            f"{model_name} gave the logit {logits[bad[0]]} for token {bad[0]} at position {position}; "
+            "no distribution follows from it: check the model's weights and precision"
+        )
+    for index, processor in enumerate(processors):
+        processed = processor(context, logits)
+        if not isinstance(processed, np.ndarray) or processed.shape != logits.shape:
+            raise DecodingFault(
+                f"logits processor {index} of {model_name} returned a {type(processed).__name__} of shape "
+                f"{getattr(processed, 'shape', None)}, expected an array of {logits.shape}: return the changed logits"
+            )
+        logits = processed
     if np.isnan(logits).any() or logits.max() in (np.inf, -np.inf):
         raise NonFiniteLogits(
             f"the logits processors left no distribution for {model_name} at position {position} "
             f"(highest logit {logits.max()}); they may ban tokens with -inf, but not all, and give no NaN"
         )
     return distribution(logits, params, context)
-
-
-def check_finite(logits: Floats, model_name: str, first_position: int) -> None:
-    """Refuse NaN and infinite logits [T, V] or [V], whose (first) row belongs to the token at `first_position`.
-
-    Raises:
-        NonFiniteLogits: names the model, the position and the token.
-    """
-    rows = np.atleast_2d(logits)
-    bad = np.argwhere(~np.isfinite(rows))
-    if len(bad):
-        row, token = bad[0]
-        raise NonFiniteLogits(
-            f"{model_name} gave the logit {rows[row, token]} for token {token} at position {first_position + row}; "
-            "no distribution follows from it: check the model's weights and precision"
-        )
 
 
 def distribution(logits: Floats, params: SamplingParams, context: Sequence[int]) -> Floats:
@@ -71,25 +65,19 @@ def distribution(logits: Floats, params: SamplingParams, context: Sequence[int])
     given = np.asarray(logits, dtype=np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         logits = with_bias(with_penalties(given, params, context), params.logit_bias)
-    _check_no_overflow(given, logits, params)
+    overflown = np.flatnonzero(np.isfinite(given) & ~np.isfinite(logits))
+    if len(overflown):
+        token = overflown[0]
+        raise NonFiniteLogits(
+            f"the sampling settings took the logit of token {token} from {given[token]} to {logits[token]}; "
+            f"give less extreme ones than {params}"
+        )
     if params.temperature == 0:
-        return point_mass(int(np.argmax(logits)), len(logits))  # argmax: ties to the lowest id
+        return np.where(np.arange(len(logits)) == np.argmax(logits), 1.0, 0.0)  # argmax: ties to the lowest id
     probabilities = softmax(logits, params.temperature)
     probabilities = keep_top_k(probabilities, params.top_k)
     probabilities = keep_top_p(probabilities, params.top_p)
     return keep_min_p(probabilities, params.min_p)
-
-
-def _check_no_overflow(before: Floats, after: Floats, params: SamplingParams) -> None:
-    bad = np.flatnonzero(np.isfinite(before) & ~np.isfinite(after))
-    if len(bad):
-        token = bad[0]
-        raise NonFiniteLogits(
-            f"the sampling settings took the logit of token {token} from {before[token]} to {after[token]}; give less "
-            f"extreme ones: repetition_penalty is {params.repetition_penalty}, presence_penalty "
-            f"{params.presence_penalty}, frequency_penalty {params.frequency_penalty}, "
-            f"logit_bias {params.logit_bias.get(int(token), 0)}"
-        )
 
 
 def with_penalties(logits: Floats, params: SamplingParams, context: Sequence[int]) -> Floats:
@@ -147,13 +135,6 @@ def keep_top_p(probabilities: Floats, top_p: float) -> Floats:
 def keep_min_p(probabilities: Floats, min_p: float) -> Floats:
     """Only tokens with at least min_p times the highest probability; 0 keeps all. [V] -> [V]."""
     return _keep(probabilities, np.flatnonzero(probabilities >= min_p * probabilities.max()))
-
-
-def point_mass(token: int, vocab_size: int) -> Floats:
-    """All mass on one token, [V]."""
-    mass = np.zeros(vocab_size)
-    mass[token] = 1.0
-    return mass
 
 
 def normalised(weights: Floats) -> Floats:

@@ -7,48 +7,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from reference.cache import KVCache
 from reference.drafters import Drafter
 from reference.errors import CacheLengthError, InvalidSetting
-from reference.values import DraftBlock, Finish, GeneratedToken, Round
-
-Floats = NDArray[np.float64]
+from reference.values import DraftBlock, Finish, Floats, GeneratedToken, Round
 
 
 @dataclass
 class DecoderState:
-    """Everything a decode has come to. `Decoder.step` changes it in place; `copy` it to try several futures.
+    """Everything a decode has come to. `Decoder.step` changes it in place; `copy` it to try several futures."""
 
-    Attributes:
-        history: prompt + emitted tokens. The last one is pending: no cache holds it yet.
-        prompt_length: P.
-        max_tokens: the most tokens this turn may emit.
-        target_cache: holds the rows of `history[:-1]`.
-        drafter: its cache, if it has one, holds the same tokens (`deferred`: perhaps one less between rounds).
-        target_hidden: [n, D], the target's hidden states of the last n committed tokens.
-        tokens: the emitted tokens, with where each came from.
-        delivered: how many of them `generate` has handed out.
-        finish: why the turn ended; None while it goes on.
-        num_rounds: rounds done in this turn.
-        block: the proposals of the last round.
-        superseded: whether `extend` has used the state up: its caches belong to the state that `extend` returned.
-    """
-
-    history: list[int]
-    prompt_length: int
-    max_tokens: int
-    target_cache: KVCache
-    drafter: Drafter
-    target_hidden: Floats | None = None
-    tokens: list[GeneratedToken] = field(default_factory=list)
-    delivered: int = 0
-    finish: Finish | None = None
-    num_rounds: int = 0
-    block: DraftBlock = field(default_factory=DraftBlock)
-    superseded: bool = False
+    history: list[int]  # prompt + emitted tokens; the last one is pending: no cache holds it yet
+    prompt_length: int  # P
+    max_tokens: int  # the most tokens this turn may emit
+    target_cache: KVCache  # holds the rows of `history[:-1]`
+    drafter: Drafter  # its cache, if any, holds the same tokens (`deferred`: perhaps one less between rounds)
+    target_hidden: Floats | None = None  # [n, D], the target's hidden states of the last n committed tokens
+    tokens: list[GeneratedToken] = field(default_factory=list)  # the emitted tokens, with where each came from
+    delivered: int = 0  # how many of them `generate` has handed out
+    finish: Finish | None = None  # why the turn ended; None while it goes on
+    num_rounds: int = 0  # rounds done in this turn
+    block: DraftBlock = field(default_factory=DraftBlock)  # the proposals of the last round
+    superseded: bool = False  # whether `extend` used it up: its caches belong to the state that `extend` returned
 
     @property
     def emitted(self) -> list[int]:
@@ -57,29 +37,16 @@ class DecoderState:
 
     def copy(self) -> DecoderState:
         """An independent state: own history, own caches. Models and randomness are shared."""
-        return replace(
-            self,
-            history=list(self.history),
-            tokens=list(self.tokens),
-            target_cache=self.target_cache.copy(),
-            drafter=self.drafter.copy(),
-        )
+        cache, drafter = self.target_cache.copy(), self.drafter.copy()
+        return replace(self, history=[*self.history], tokens=[*self.tokens], target_cache=cache, drafter=drafter)
 
     def check_usable(self) -> None:
-        """Refuse to go on with caches that belong to another state.
-
-        Raises:
-            InvalidSetting: the state was used up by `extend`.
-        """
+        """Raises InvalidSetting where `extend` has used the state up."""
         if self.superseded:
             raise InvalidSetting("this state was used up by extend; go on with the state it returned")
 
     def check_boundary(self) -> None:
-        """Refuse a target cache that does not hold `history[:-1]`.
-
-        Raises:
-            CacheLengthError: it holds another number of rows.
-        """
+        """Raises CacheLengthError where the target cache holds another number of rows than `history[:-1]`."""
         rows, expected = self.target_cache.offset, len(self.history) - 1
         if rows != expected:
             raise CacheLengthError(
@@ -114,8 +81,7 @@ class DecoderState:
             return  # the caches, and the tokens that were waiting, are another state's now
         num_cut = len(self.tokens) - self.delivered
         if num_cut:
-            hidden = self.target_hidden
-            kept = None if hidden is None else hidden[: max(len(hidden) - num_cut, 0)]
+            kept = None if self.target_hidden is None else self.target_hidden[:-num_cut]
             history, tokens = self.history[:-num_cut], self.tokens[:-num_cut]
             self.record({"history": history, "tokens": tokens, "finish": None, "target_hidden": kept})
         self.roll_back()

@@ -16,37 +16,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference.cache import KVCache
-from reference.checkpoint import LlamaConfig, read_config, read_tokens, read_weights
+from reference.checkpoint import LlamaConfig, layer_shapes, read_config, read_tokens, read_weights
 from reference.errors import EmptyPrompt, HiddenCache, TokenOutOfRange
+from reference.values import Floats, as_integer
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Layer = Mapping[str, Floats]
+"""The weights of one layer, by their names in `checkpoint.layer_shapes`; matrices are [out, in]."""
 
 
 @dataclass(frozen=True)
 class Activations:
-    """What a forward over T tokens returns.
+    """What a forward over T tokens returns."""
 
-    Attributes:
-        logits: [T, V]; row i predicts the token after the i-th.
-        hidden: [T, D], after the final norm; what feature-level drafters build on.
-    """
-
-    logits: Floats
-    hidden: Floats
+    logits: Floats  # [T, V]; row i predicts the token after the i-th
+    hidden: Floats  # [T, D], after the final norm; what feature-level drafters build on
 
 
 @dataclass(frozen=True)
 class WholePass:
-    """What a pass without a cache returns.
+    """What a pass without a cache returns."""
 
-    Attributes:
-        logits: [T, V].
-        rows: per layer the keys and values, each [n_kv_heads, T, head_dim], that a cache would now hold.
-    """
-
-    logits: Floats
-    rows: tuple[tuple[Floats, Floats], ...]
+    logits: Floats  # [T, V]
+    rows: tuple[tuple[Floats, Floats], ...]  # per layer the keys and values to cache, each [n_kv_heads, T, head_dim]
 
 
 class LanguageModel(Protocol):
@@ -55,45 +47,20 @@ class LanguageModel(Protocol):
     @property
     def name(self) -> str:
         """Names the model in error messages."""
-        ...
 
     @property
     def vocab_size(self) -> int:
         """V."""
-        ...
 
     def new_cache(self) -> KVCache:
         """An empty cache for `forward`."""
-        ...
 
     def forward(self, tokens: Sequence[int], cache: KVCache) -> Activations:
         """Run T tokens at the positions after the cache's rows, and append their T rows to it."""
-        ...
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Weights of one decoder layer; matrices are [out, in], as Hugging Face stores them."""
-
-    input_norm: Floats
-    q_proj: Floats
-    k_proj: Floats
-    v_proj: Floats
-    o_proj: Floats
-    post_norm: Floats
-    gate_proj: Floats
-    up_proj: Floats
-    down_proj: Floats
 
 
 class Transformer:
-    """A Llama with its weights in memory. `load` makes one from a folder.
-
-    Attributes:
-        config: its sizes.
-        name: names it in error messages.
-        tokens: the tokenizer's vocabulary, token -> id, where the folder has one.
-    """
+    """A Llama with its weights in memory; `tokens` is its tokenizer's vocabulary, token -> id, where it has one."""
 
     def __init__(self, config: LlamaConfig, weights: Mapping[str, Floats], name: str,
                  tokens: Mapping[str, int] | None = None) -> None:  # fmt: skip
@@ -101,7 +68,10 @@ class Transformer:
         self.name = name
         self.tokens = tokens
         self.embedding = weights["model.embed_tokens.weight"]  # [V, D]
-        self.layers = [_layer(weights, index) for index in range(config.num_layers)]
+        self.layers: list[Layer] = [
+            {part: weights[f"model.layers.{index}.{part}.weight"] for part in layer_shapes(config)}
+            for index in range(config.num_layers)
+        ]
         self.final_norm = weights["model.norm.weight"]  # [D]
         self.head = self.embedding if config.tied else weights["lm_head.weight"]  # [V, D]
 
@@ -151,25 +121,23 @@ class Transformer:
         """[T] -> [T, D]."""
         if len(tokens) == 0:
             raise EmptyPrompt(f"{self.name} was given no tokens; there is no position to predict from: give at least 1")
-        check_tokens(tokens, self)
-        return self.embedding[np.asarray(tokens, dtype=np.int64)]
+        return self.embedding[check_tokens(tokens, self)]
 
     def _project(self, layer: Layer, x: Floats, angles: Floats) -> tuple[Floats, Floats, Floats]:
         """x [T, D] -> queries [n_heads, T, d], keys and values [n_kv, T, d]; positions applied."""
         c = self.config
-        x = rms_norm(x, layer.input_norm, c.rms_norm_eps)
-        queries = split_heads(x @ layer.q_proj.T, c.num_heads)  # [T, D] -> [n_heads, T, d]
-        keys = split_heads(x @ layer.k_proj.T, c.num_kv_heads)  # [T, D] -> [n_kv, T, d]
-        values = split_heads(x @ layer.v_proj.T, c.num_kv_heads)
+        x = rms_norm(x, layer["input_layernorm"], c.rms_norm_eps)
+        queries = split_heads(x @ layer["self_attn.q_proj"].T, c.num_heads)  # [T, D] -> [n_heads, T, d]
+        keys = split_heads(x @ layer["self_attn.k_proj"].T, c.num_kv_heads)  # [T, D] -> [n_kv, T, d]
+        values = split_heads(x @ layer["self_attn.v_proj"].T, c.num_kv_heads)
         return rotate(queries, angles), rotate(keys, angles), values
 
     def _mix(self, layer: Layer, x: Floats, queries: Floats, keys: Floats, values: Floats, visible: Bools) -> Floats:
         """The rest of a layer: attention over the given rows, then SwiGLU. [T, D] -> [T, D]."""
-        x = x + attention(queries, keys, values, visible) @ layer.o_proj.T
-        h = rms_norm(x, layer.post_norm, self.config.rms_norm_eps)
-        return (
-            x + (silu(h @ layer.gate_proj.T) * (h @ layer.up_proj.T)) @ layer.down_proj.T
-        )  # [T, D] -> [T, M] -> [T, D]
+        x = x + attention(queries, keys, values, visible) @ layer["self_attn.o_proj"].T
+        h = rms_norm(x, layer["post_attention_layernorm"], self.config.rms_norm_eps)
+        gated = silu(h @ layer["mlp.gate_proj"].T) * (h @ layer["mlp.up_proj"].T)  # [T, D] -> [T, M]
+        return x + gated @ layer["mlp.down_proj"].T  # [T, M] -> [T, D]
 
     def _finish(self, x: Floats) -> Activations:
         """[T, D] -> hidden [T, D] and logits [T, V]."""
@@ -186,23 +154,6 @@ def load(folder: Path | str) -> Transformer:
     folder = Path(folder)
     config = read_config(folder)
     return Transformer(config, read_weights(folder, config), folder.name, read_tokens(folder))
-
-
-def _layer(weights: Mapping[str, Floats], index: int) -> Layer:
-    def weight(name: str) -> Floats:
-        return weights[f"model.layers.{index}.{name}.weight"]
-
-    return Layer(
-        input_norm=weight("input_layernorm"),
-        q_proj=weight("self_attn.q_proj"),
-        k_proj=weight("self_attn.k_proj"),
-        v_proj=weight("self_attn.v_proj"),
-        o_proj=weight("self_attn.o_proj"),
-        post_norm=weight("post_attention_layernorm"),
-        gate_proj=weight("mlp.gate_proj"),
-        up_proj=weight("mlp.up_proj"),
-        down_proj=weight("mlp.down_proj"),
-    )
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
@@ -250,18 +201,22 @@ def attention(queries: Floats, keys: Floats, values: Floats, visible: Bools) -> 
     return mixed.reshape(n_heads, length, d).transpose(1, 0, 2).reshape(length, n_heads * d)
 
 
-def check_tokens(tokens: Sequence[int], model: LanguageModel) -> None:
-    """Refuse ids outside the model's vocabulary.
+def check_tokens(tokens: Sequence[int], model: LanguageModel) -> list[int]:
+    """The tokens as plain ints.
 
     Raises:
-        TokenOutOfRange: names the first such token, its index and the model.
+        TokenOutOfRange: names the first that is no id of the model's vocabulary, its index and the model.
     """
+    ids: list[int] = []
     for index, token in enumerate(tokens):
-        if not 0 <= token < model.vocab_size:
+        token_id = as_integer(token)
+        if token_id is None or not 0 <= token_id < model.vocab_size:
             raise TokenOutOfRange(
-                f"token {token} at index {index} is outside the vocabulary 0..{model.vocab_size - 1} of {model.name}; "
-                "encode the text with this model's tokenizer"
+                f"token {token!r} at index {index} is outside the vocabulary 0..{model.vocab_size - 1} of {model.name}"
+                "; give integer ids from this model's tokenizer"
             )
+        ids.append(token_id)
+    return ids
 
 
 def advance(model: LanguageModel, tokens: Sequence[int], cache: KVCache) -> Activations:

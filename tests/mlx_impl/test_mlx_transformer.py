@@ -196,6 +196,9 @@ def test_an_unreadable_configuration_is_refused(tmp_path, text, message):
         ({"mlp_bias": True}, r"has mlp_bias, which"),
         ({"hidden_act": "gelu"}, r"has another hidden_act than 'silu', which"),
         ({"rope_scaling": {"rope_type": "yarn"}}, r"has scaled rotary positions, which"),
+        ({"partial_rotary_factor": 0.5}, r"has partial_rotary_factor, which"),
+        ({"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}}, r"has partial_rotary_factor, which"),
+        ({"tie_word_embeddings": "false"}, r"gives tie_word_embeddings as 'false'"),
         ({"quantization": {"bits": 4}}, r"has quantised weights, which"),
         ({"num_hidden_layers": 4}, r"lacks the weight 'model\.layers\.3\.[a-z_.]+'; give a complete checkpoint"),
         ({"vocab_size": "32"}, r"gives vocab_size as '32'; give a positive number"),
@@ -210,6 +213,14 @@ def test_an_unreadable_configuration_is_refused(tmp_path, text, message):
 def test_a_configuration_that_does_not_fit_is_refused(tmp_path, changes, message):
     with pytest.raises(CheckpointError, match=message):
         load(changed_copy("target", tmp_path, changes))
+
+
+def test_a_weight_in_two_files_is_refused(tmp_path):
+    folder = changed_copy("target", tmp_path)
+    norm = mx.load(str(folder / "model.safetensors"))["model.norm.weight"]
+    mx.save_safetensors(str(folder / "model-00001-of-00002.safetensors"), {"model.norm.weight": norm + 1})
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has 'model\.norm\.weight', and so has another file"):
+        load(folder)
 
 
 def test_a_folder_without_weights_is_refused(tmp_path):

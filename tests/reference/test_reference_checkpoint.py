@@ -62,6 +62,14 @@ def test_weights_may_be_spread_over_files(folder: Path) -> None:
     )
 
 
+def test_a_weight_in_two_files_is_refused(folder: Path) -> None:
+    """A shard left over from another download would win or lose by its file name."""
+    weights = load_file(folder / "model.safetensors")
+    save_file({"model.norm.weight": weights["model.norm.weight"] + 1}, folder / "model-00001-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors holds model\.norm\.weight, which another file has"):
+        load(folder)
+
+
 @pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "BF16"])
 def test_every_float_format_is_decoded(folder: Path, dtype: str) -> None:
     """The file is written by hand, since NumPy has no bfloat16: 8 bytes of header length, a JSON header, the data."""
@@ -91,6 +99,11 @@ def test_defaults_of_older_configs(folder: Path) -> None:
     assert load(folder).config.rope_theta == 10000.0
 
 
+def test_parts_that_are_named_but_not_used_are_no_obstacle(folder: Path) -> None:
+    edit(folder, partial_rotary_factor=1.0, rope_parameters={"rope_type": "default", "partial_rotary_factor": None})
+    assert load(folder).config.rope_theta == 10000.0
+
+
 def test_a_folder_that_is_no_checkpoint_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere is not a folder; give a Hugging Face checkpoint folder"):
         load(tmp_path / "nowhere")
@@ -109,20 +122,27 @@ def test_a_folder_that_is_no_checkpoint_is_refused(folder: Path, tmp_path: Path)
     [
         ({"model_type": "qwen3"}, "is a 'qwen3' model; only 'llama'"),
         ({"model_type": None}, "is a None model"),
-        ({"attention_bias": True}, "uses attention_bias, which this reader does not know"),
+        ({"attention_bias": True}, "uses attention_bias, unknown to this reader"),
         ({"mlp_bias": True}, "uses mlp_bias"),
         ({"hidden_act": "gelu"}, "uses hidden_act"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "uses scaled rotary positions"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "uses scaled rotary positions"),
         ({"quantization": {"bits": 4}}, "uses quantization"),
-        ({"hidden_size": None}, r"config\.json has no 'hidden_size'; a Llama needs it"),
+        ({"hidden_size": None}, r"config\.json gives hidden_size as None; a Llama needs a positive int"),
         ({"num_key_value_heads": 3}, "4 heads of size 4 on 3 key heads; the numbers must divide evenly"),
         ({"head_dim": 3}, "heads of size 3"),
-        ({"num_attention_heads": "x"}, "holds a value of the wrong kind"),
-        ({"num_attention_heads": 0}, "gives a size below 1|wrong kind|divide"),
-        ({"num_hidden_layers": -1}, "gives a size below 1"),
+        ({"num_attention_heads": "x"}, "gives num_attention_heads as 'x'"),
+        ({"vocab_size": 3.0}, r"gives vocab_size as 3\.0"),
+        ({"rms_norm_eps": True}, "gives rms_norm_eps as True; a Llama needs a positive int or float"),
+        ({"partial_rotary_factor": 0.5}, "uses partial_rotary_factor"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "uses partial_rotary_factor"),
+        ({"tie_word_embeddings": "false"}, "gives tie_word_embeddings as 'false'; give true or false"),
+        ({"tie_word_embeddings": 0}, "gives tie_word_embeddings as 0"),
+        ({"num_attention_heads": 0}, "gives num_attention_heads as 0"),
+        ({"head_dim": 0}, "gives head_dim as 0"),
+        ({"num_hidden_layers": -1}, "gives num_hidden_layers as -1"),
         ({"rope_scaling": [1]}, "describes rotary positions by"),
-        ({"rope_theta": -1.0}, "rope_theta -1.0; it must be positive"),
+        ({"rope_theta": -1.0}, r"gives rope_theta as -1\.0; a Llama needs a positive int or float"),
         ({"vocab_size": 4}, r"has shape \(3, 16\), config\.json asks for \(4, 16\)"),
         ({"num_hidden_layers": 3}, r"has no weight model\.layers\.2\."),
     ],
@@ -140,7 +160,7 @@ def test_missing_and_broken_weight_files_are_refused(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a safetensors file"):
         load(folder)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"has no \*\.safetensors file; download or convert"):
+    with pytest.raises(CheckpointError, match=r"has no \*\.safetensors file with weights; download or convert"):
         load(folder)
 
 

@@ -10,7 +10,14 @@ from test_reference_decoder import PROMPT, SCHEDULES, decoder, drafter, lag, tok
 from toy_models import Boom, Faulty, assert_at_boundary, plain_greedy, plain_gumbel, scripted
 
 from reference import Decoder, DraftModel, PromptLookup, SamplingParams, Transformer
-from reference.errors import CacheLengthError, DecodingFault, DishonestDraft, InvalidSetting, TokenOutOfRange
+from reference.errors import (
+    CacheLengthError,
+    DecodingFault,
+    DishonestDraft,
+    InvalidInput,
+    InvalidSetting,
+    TokenOutOfRange,
+)
 from reference.values import DraftBlock
 
 N = 11
@@ -360,11 +367,15 @@ def test_a_step_refuses_a_target_cache_of_another_length_and_changes_nothing(tar
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda b: DraftBlock(b.tokens, b.distributions[:-1]), DecodingFault, r"3 tokens with 2 distributions"),
+        (
+            lambda b: DraftBlock(b.tokens, b.distributions[:-1]),
+            DecodingFault,
+            r"the drafter gave 3 tokens and distributions over \[32, 32\] tokens; give one",
+        ),
         (
             lambda b: DraftBlock(b.tokens, tuple(replace(d, vocab_size=99) for d in b.distributions)),
             DecodingFault,
-            r"distribution 0 is over 99 tokens, the target's vocabulary has",
+            r"3 tokens and distributions over \[99, 99, 99\] tokens; give one over the target's 32",
         ),
         (
             lambda b: DraftBlock(
@@ -387,6 +398,24 @@ def test_a_malformed_block_is_an_error_and_leaves_the_boundary(target, change, e
     assert_at_boundary(state, target, target)
 
 
+@pytest.mark.parametrize("token", [32, -1, 2.0])
+@pytest.mark.parametrize("place", range(3))
+def test_a_proposal_outside_the_vocabulary_is_the_drafters_fault(
+    target: Transformer, place: int, token: object
+) -> None:
+    """Whether the drafter notices, when it forwards its own proposal, or only the decoder does."""
+
+    def draw(q: np.ndarray, position: int) -> object:
+        return token if position == len(PROMPT) + 1 + place else int(np.argmax(q))
+
+    dec = decoder(target, "greedy", 3)
+    state = dec.prefill(PROMPT, DraftModel(target, dec.sampling, dec.randomness, draw=draw), 9)
+    with pytest.raises(DecodingFault, match=rf"the drafter proposed outside .* token {token} at index \d is outside"):
+        dec.step(state)
+    assert not issubclass(DecodingFault, InvalidInput)
+    assert_at_boundary(state, target, target)
+
+
 @pytest.mark.parametrize("value", [1.5, float("inf"), "3", None], ids=repr)
 def test_counts_and_tokens_that_are_not_integers_are_refused(target: Transformer, value: object) -> None:
     dec = decoder(target, "greedy", 3)
@@ -395,7 +424,13 @@ def test_counts_and_tokens_that_are_not_integers_are_refused(target: Transformer
         dec.prefill(PROMPT, draft, value)
     with pytest.raises(InvalidSetting, match=r"num_draft_tokens is .*; give an integer >= 0"):
         replace(dec, num_draft_tokens=value)
-    with pytest.raises(TokenOutOfRange, match=r"token .* at index 1 is not an integer"):
+    with pytest.raises(InvalidSetting, match=r"a stop token is .*; give an integer >= 0"):
+        replace(dec, stop_tokens=frozenset({3, value}))
+    with pytest.raises(
+        TokenOutOfRange, match=r"token .* at index 1 is outside the vocabulary 0\.\.31 of target; give integer ids"
+    ):
         dec.prefill([1, value], draft, 4)
+    dec = replace(dec, num_draft_tokens=np.int64(3), stop_tokens={np.int64(3)})
     state = dec.prefill(np.array(PROMPT), draft, np.int64(4))
-    assert {type(n) for n in (*state.history, state.max_tokens)} == {int}
+    settings = (*state.history, state.max_tokens, dec.num_draft_tokens, *dec.stop_tokens)
+    assert {type(n) for n in settings} == {int}

@@ -206,6 +206,8 @@ def test_bad_logits_and_tokens_are_refused(draft: Transformer) -> None:
         ({"min_prob": -0.1}, "min_prob is -0.1; give a number >= 0"),
         ({"min_prob": float("nan")}, "min_prob is nan"),
         ({"max_draft": -1}, "max_draft is -1; give an integer >= 0, or None"),
+        ({"max_draft": 2.0}, r"max_draft is 2\.0; give an integer >= 0, or None"),
+        ({"max_draft": "2"}, "max_draft is '2'; give an integer"),
     ],
 )
 def test_bad_settings_are_refused(draft: Transformer, settings: dict[str, object], message: str) -> None:

@@ -56,12 +56,16 @@ def test_it_has_no_state(target: Transformer) -> None:
 
 
 def test_bad_settings_are_refused(target: Transformer) -> None:
-    with pytest.raises(InvalidSetting, match="min_ngram is 0, max_ngram 3; give 1 <= min_ngram <= max_ngram"):
+    with pytest.raises(InvalidSetting, match="min_ngram is 0; give an integer >= 1"):
         PromptLookup(10, min_ngram=0)
     with pytest.raises(InvalidSetting, match="min_ngram is 4, max_ngram 3"):
         PromptLookup(10, min_ngram=4)
     with pytest.raises(InvalidSetting, match="occurrence is 'last'; give one of recent, first"):
         PromptLookup(10, occurrence="last")
+    for value in (2.0, "2", float("nan")):
+        for name in ("max_ngram", "min_ngram", "max_draft"):
+            with pytest.raises(InvalidSetting, match=rf"{name} is {value!r}; give an integer"):
+                PromptLookup(10, **{name: value})
     with pytest.raises(InvalidSetting, match="max_draft is -1"):
         PromptLookup(10, max_draft=-1)
     with pytest.raises(VocabularyMismatch, match="the target has 32 tokens, the drafter 10"):
