@@ -139,11 +139,11 @@ def test_what_an_engine_raises_is_a_violation_of_its_case():
 
 def test_sampling_fields_that_an_engine_does_not_know_are_not_asked_of_it():
     ids = {case.id for case in exact_law.cases(SAMPLES, tiny(), 0, quick=False)}
-    assert ids == {f"exact_law/rejection/{rest}" for rest in ("k1/T1", "k2/T1", "k3/T1", "k2/stop")}
+    assert ids == {f"exact_law/rejection/{rest}" for rest in ("k1/T1", "k2/T1", "k3/T1", "k2/stop", "k3/budget3")}
 
 
 def test_a_largest_block_with_too_many_outcomes_is_left_out_and_the_note_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(exact_law, "AFFORDABLE_ROUNDS", 10)
     result = check(WalkEngine(SAMPLES), tiny(), 0, quick=False)
     assert "left out: exact_law/rejection/k3/T1, as its block one smaller took more than 10 rounds" in result.note
-    assert result.cases == 3
+    assert result.cases == 4
