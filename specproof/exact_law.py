@@ -204,8 +204,9 @@ def violation(measured: Measured, tolerance: float) -> Violation:
     message = (
         f"total variation between the decoder's law and the target's is {found:.3g}, expected at most {tolerance:g} "
         f"(1/2 sum |decoder - target| over sequences of up to {max(map(len, measured.wanted))} tokens, "
-        f"{measured.result.rounds} rounds enumerated after prompt {case.prompt}). Already those of the first {len(worst.sequence)} tokens "
-        f"differ: {worst.sequence} has probability {worst.found:.6g}, the target gives {worst.wanted:.6g}. "
+        f"{measured.result.rounds} rounds enumerated after prompt {case.prompt}). Already those of the first "
+        f"{len(worst.sequence)} tokens differ: {worst.sequence} has probability {worst.found:.6g}, the target gives "
+        f"{worst.wanted:.6g}. "
         f"Check the coin, residual and bonus of rule {case.rule!r}, and that q is what the drafter draws from."
     )
     numbers = {
