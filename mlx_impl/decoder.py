@@ -4,7 +4,7 @@ One contract for every round boundary and every kind of end (a stop token, the b
 out of a model, a sampler or the device): the history holds what was emitted, and the caches of target and drafter
 hold exactly the rows of `history[:-1]`. The last token is pending: emitted, but not forwarded yet.
 
-One wait per round: everything up to the choice of the final token is lazy, and `_read` brings all that the host
+One wait per round: everything up to the choice of the final token is lazy, and `verdict` brings all that the host
 wants to know at once. (A drafter with `min_prob` > 0 waits once more for each proposal.)
 
 After an exception, decoding on from the state gives at temperature 0 what an uninterrupted run gives. Above 0 it
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -28,27 +27,13 @@ from mlx_impl.forward import check_tokens, device_tokens, feed, forward, plain_c
 from mlx_impl.randomness import Randomness
 from mlx_impl.sampling import LogitsProcessor, check_rows, distributions, needs_context, row_faults
 from mlx_impl.state import DecoderState
-from reference.errors import CacheLengthError, DecodingFault, DishonestDraft, EmptyPrompt, InvalidSetting
+from mlx_impl.verdict import Verdict, read, read_verdict
+from reference.errors import CacheLengthError, DecodingFault, EmptyPrompt, InvalidSetting
 from reference.values import Finish, GeneratedToken, Round, SamplingParams
 
 __all__ = ["Decoder", "DecoderState"]
 
 NAME = "target"
-
-
-@dataclass(frozen=True)
-class _Verdict:
-    """What the host learns of a round, in one wait. Lists have length k; faults, one entry for each row."""
-
-    drafted: list[int]
-    num_accepted: int
-    token: int
-    p: list[float]
-    q: list[float]
-    sum_min: list[float]
-    sum_prod: list[float]
-    draft_faults: list[int]
-    target_faults: list[int]
 
 
 class Decoder:
@@ -130,38 +115,18 @@ class Decoder:
             )
         return block
 
-    def _verify(self, state: DecoderState, block: DeviceBlock) -> _Verdict:
+    def _verify(self, state: DecoderState, block: DeviceBlock) -> Verdict:
         """One forward of the target over pending token and proposals; the rule's decision; the round's one wait."""
         q, drafted = block.probabilities, block.tokens  # [k, V], [k]
         inputs = mx.concatenate([device_tokens(state.history[-1:]), drafted])  # [k + 1]
         logits = forward(self.target, state.target_cache, inputs, NAME)  # [k + 1, V]
         p = distributions(logits, self.sampling, self._context(state, block), self.processors)  # [k + 1, V]
         num_accepted, token = self.rule.decide(p, q, drafted, self.randomness)
-        verdict = _Verdict(
-            *_read(
-                drafted,
-                num_accepted,
-                token,
-                mx.take_along_axis(p[:-1], drafted[:, None], axis=-1)[:, 0],
-                mx.take_along_axis(q, drafted[:, None], axis=-1)[:, 0],
-                mx.sum(mx.minimum(p[:-1], q), axis=-1),
-                mx.sum(p[:-1] * q, axis=-1),
-                block.faults,
-                row_faults(logits, p),
-            )
-        )
-        check_tokens(verdict.drafted, self.vocab_size, "proposal")  # first: what follows from such a token is garbage
-        check_rows(verdict.draft_faults, DRAFT_NAME, len(state.history) - 1)
-        check_rows(verdict.target_faults, NAME, len(state.history) - 1)
-        index = next((index for index, q_drafted in enumerate(verdict.q) if not q_drafted > 0), None)  # NaN, too
-        if index is not None:
-            raise DishonestDraft(
-                f"proposal {index} is token {verdict.drafted[index]}, which has no mass under the q reported for it; "
-                "report the distribution that the drafter really draws from, filters included"
-            )
+        verdict = read_verdict(p, block, num_accepted, token, row_faults(logits, p))
+        verdict.check(self.vocab_size, NAME, len(state.history) - 1)
         return verdict
 
-    def _commit(self, state: DecoderState, block: DeviceBlock, verdict: _Verdict) -> Round:
+    def _commit(self, state: DecoderState, block: DeviceBlock, verdict: Verdict) -> Round:
         """Emit what was decided, up to a stop token, and bring both caches to the new boundary."""
         a = verdict.num_accepted
         tested = min(a + 1, len(verdict.drafted))
@@ -261,7 +226,7 @@ class Decoder:
         p = distributions(logits, self.sampling, self._context(state, state.block), self.processors)
         # A block of no proposals: the rule makes a plain draw from p.
         _, drawn = self.rule.decide(p, state.block.probabilities, state.block.tokens, self.randomness)
-        token, faults = _read(drawn, row_faults(logits, p))
+        token, faults = read(drawn, row_faults(logits, p))
         check_rows(faults, NAME, len(state.history) - 1)
         return int(token)
 
@@ -303,9 +268,3 @@ class Decoder:
 def _rows(drafter: Drafter) -> int:
     """Rows in the drafter's cache; 0 where it has none."""
     return 0 if drafter.cache is None else common_offset(drafter.cache)
-
-
-def _read(*arrays: mx.array) -> list[Any]:
-    """Wait for all of these at once; return them as Python values. The only wait of the decode loop."""
-    mx.eval(*arrays)
-    return [array.tolist() for array in arrays]

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from reference.randomness import EnumeratedRandomness
 from reference.values import SamplingParams
-from specproof.engine import Capabilities, Case, Engine, ExactEngine
+from specproof.engine import Capabilities, Case, Engine, ExactEngine, ExactSession
 from specproof.exact import LawResult, SequenceLaw, first_difference, law, target_law, total_variation
+from specproof.exact_turns import ExtendableSession, TwoTurnCase, TwoTurns, two_turn_law
 from specproof.law_cases import (
     GREEDY,
     Setting,
@@ -52,18 +53,30 @@ with two tokens a residual has one, and its weights do not show."""
 
 GREEDY_SETTINGS = tuple((k, Setting("T0", GREEDY)) for k in range(1, LARGEST_BLOCK + 1))
 PENALTIES = SamplingParams(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2)
+STOP = Setting("stop", SamplingParams(), stop_tokens=frozenset({1}))
 VARIANTS = (
     (1, Setting("bias", SamplingParams(logit_bias={0: -0.5, 2: 0.5}))),
     (2, NARROW),
-    (2, Setting("stop", SamplingParams(), stop_tokens=frozenset({1}))),
-    (2, Setting("top_k2", SamplingParams(top_k=2))),
-    (2, Setting("min_p0.4", SamplingParams(min_p=0.4))),
-    (2, Setting("penalties", PENALTIES)),
+    (2, STOP),
+    (2, Setting("T0.7-top_k2", SamplingParams(temperature=0.7, top_k=2))),
+    (2, Setting("T0.7-min_p0.3", SamplingParams(temperature=0.7, min_p=0.3))),
+    (2, Setting("T0.7-penalties", replace(PENALTIES, temperature=0.7))),
     (2, Setting("window", replace(PENALTIES, penalty_window=2))),
     (2, Setting("floor", SamplingParams(), min_prob=0.5)),
     (2, Setting("lookup", SamplingParams(), drafter="prompt_lookup")),
 )
 """Block size and setting of what a full check adds for every rule that samples."""
+
+BUDGET = (LARGEST_BLOCK, 3, Setting("budget3", SamplingParams()))
+"""Block size, tokens and setting: the budget ends inside the first block (in all other cases, a later one)."""
+
+TURNS = (
+    (2, 2, 2, Setting("two_turns", SamplingParams())),
+    (2, 0, 3, Setting("warm_start", SamplingParams())),
+)
+"""Block size, tokens of the first turn, tokens of the second, setting."""
+ADDED = (1,)
+"""What comes between two turns."""
 
 
 def observable(capabilities: Capabilities) -> bool:
@@ -88,19 +101,36 @@ def check(engine: Engine, pair: Pair, seed: int, quick: bool) -> CheckResult:
 
 def cases(capabilities: Capabilities, pair: Pair, seed: int, quick: bool) -> Iterator[Case]:
     """Every discrete rule in every setting that the engine honours; blocks of one rule from small to large."""
+    prompt = random_prompt(vocabulary(pair), seed)
     for rule in _discrete_rules(capabilities):
-        for k, setting in GREEDY_SETTINGS if rule == "greedy" else _sampled_settings(quick):
+        if rule == "greedy":
+            for k, setting in GREEDY_SETTINGS:
+                tokens = max(TOKENS, k + 2)
+                yield law_case(
+                    NAME, pair, rule, k, with_drafter(setting, capabilities), clear_prompt(pair, tokens), tokens
+                )
+            continue
+        for k, setting in _sampled_settings(quick):
             adapted = with_drafter(setting, capabilities)
-            tokens = max(TOKENS, k + 2)
-            prompt = clear_prompt(pair, tokens) if rule == "greedy" else random_prompt(vocabulary(pair), seed)
             if adapted.runnable(capabilities):
-                yield law_case(NAME, pair, rule, k, adapted, prompt, tokens)
+                yield law_case(NAME, pair, rule, k, adapted, prompt, max(TOKENS, k + 2))
+        k, tokens, setting = BUDGET
+        yield law_case(NAME, pair, rule, k, with_drafter(setting, capabilities), prompt, tokens)
+        if capabilities.resumable:
+            for k, first, second, setting in TURNS[: 1 if quick else None]:
+                case = law_case(NAME, pair, rule, k, with_drafter(setting, capabilities), prompt, first)
+                yield TwoTurnCase(**vars(case), added=ADDED, second=second)
 
 
 def judge(engine: ExactEngine, cases: Sequence[Case]) -> CheckResult:
     """Enumerate every case (at least one) that can be afforded."""
-    if not _can_copy(engine, cases[0]):
-        cases = [replace(case, max_tokens=REPLAYED_TOKENS) for case in cases]
+    session = _first_session(engine, cases[0])
+    remarks: list[str] = []
+    if not isinstance(session, ExtendableSession) and any(isinstance(case, TwoTurnCase) for case in cases):
+        cases = [case for case in cases if not isinstance(case, TwoTurnCase)]
+        remarks.append("the engine's exact sessions cannot be continued: no second turn was enumerated")
+    if session is not None and session.copy() is None:
+        cases = _replayable(cases)
     measured: dict[str, Measured] = {}
     skipped: list[Case] = []
     violations: list[Violation] = []
@@ -115,8 +145,21 @@ def judge(engine: ExactEngine, cases: Sequence[Case]) -> CheckResult:
     tolerance = TOLERANCE[engine.capabilities.precision]
     if not engine.capabilities.lossy:
         violations += [violation(found, tolerance) for found in measured.values() if found.variation > tolerance]
-    note = _note(list(measured.values()), skipped, tolerance, engine.capabilities.lossy)
+    if engine.capabilities.lossy:
+        remarks.append("the engine declares that it is lossy: measured, not judged")
+    note = "; ".join([*_note(list(measured.values()), skipped, tolerance), *remarks])
     return CheckResult.judged(len(cases) - len(skipped), violations, note)
+
+
+def _replayable(cases: Sequence[Case]) -> list[Case]:
+    """The cases as replay affords them: of few tokens. Larger blocks are left out where they are then the same case."""
+    cut = [replace(case, max_tokens=min(case.max_tokens, REPLAYED_TOKENS)) for case in cases]
+    return [
+        case
+        for case in cut
+        if case.num_draft_tokens <= REPLAYED_TOKENS
+        or not any(replace(case, id=other.id, num_draft_tokens=REPLAYED_TOKENS) == other for other in cut)
+    ]
 
 
 def _affordable(case: Case, measured: Mapping[str, Measured]) -> bool:
@@ -143,6 +186,11 @@ class Measured:
 def measure(engine: ExactEngine, case: Case) -> Measured:
     """Enumerate one case. Raises whatever the engine raises."""
     randomness = EnumeratedRandomness()
+    if isinstance(case, TwoTurnCase):
+        turns = law(
+            lambda: TwoTurns(case, engine.start_exact(case, randomness)), randomness, case.max_tokens + case.second
+        )
+        return Measured(case, turns, two_turn_law(case))
     result = law(lambda: engine.start_exact(case, randomness), randomness, case.max_tokens)
     target = oracle_of(case.target)
     return Measured(case, result, target_law(target, case.prompt, case.sampling, case.max_tokens, case.stop_tokens))
@@ -155,9 +203,10 @@ def violation(measured: Measured, tolerance: float) -> Violation:
     assert worst is not None, "laws that differ on whole sequences differ on their longest prefixes"
     message = (
         f"total variation between the decoder's law and the target's is {found:.3g}, expected at most {tolerance:g} "
-        f"(1/2 sum |decoder - target| over sequences of up to {case.max_tokens} tokens, {measured.result.rounds} "
-        f"rounds enumerated after prompt {case.prompt}). Already those of the first {len(worst.sequence)} tokens "
-        f"differ: {worst.sequence} has probability {worst.found:.6g}, the target gives {worst.wanted:.6g}. "
+        f"(1/2 sum |decoder - target| over sequences of up to {max(map(len, measured.wanted))} tokens, "
+        f"{measured.result.rounds} rounds enumerated after prompt {case.prompt}). Already those of the first "
+        f"{len(worst.sequence)} tokens differ: {worst.sequence} has probability {worst.found:.6g}, the target gives "
+        f"{worst.wanted:.6g}. "
         f"Check the coin, residual and bonus of rule {case.rule!r}, and that q is what the drafter draws from."
     )
     numbers = {
@@ -170,9 +219,9 @@ def violation(measured: Measured, tolerance: float) -> Violation:
     return Violation(NAME, case.id, None, message, numbers)
 
 
-def _note(measured: Sequence[Measured], skipped: Sequence[Case], tolerance: float, lossy: bool) -> str:
+def _note(measured: Sequence[Measured], skipped: Sequence[Case], tolerance: float) -> list[str]:
     if not measured:
-        return "no case could be enumerated"
+        return ["no case could be enumerated"]
     worst = max(measured, key=lambda found: found.variation)
     rounds, states = (sum(getattr(found.result, name) for found in measured) for name in ("rounds", "states"))
     sentences = [
@@ -187,11 +236,9 @@ def _note(measured: Sequence[Measured], skipped: Sequence[Case], tolerance: floa
     if any(found.result.replayed for found in measured):
         sentences.append(
             f"the engine cannot copy its state: every outcome was replayed from the prompt, sequences of "
-            f"{REPLAYED_TOKENS} tokens only, so no block of more than {REPLAYED_TOKENS} proposals was run"
+            f"{REPLAYED_TOKENS} tokens only, so no block of more than {REPLAYED_TOKENS} proposals was emitted"
         )
-    if lossy:
-        sentences.append("the engine declares that it is lossy: measured, not judged")
-    return "; ".join(sentences)
+    return sentences
 
 
 def _discrete_rules(capabilities: Capabilities) -> list[str]:
@@ -207,10 +254,12 @@ def _sampled_settings(quick: bool) -> list[tuple[int, Setting]]:
     return [*smaller, (LARGEST_BLOCK, NARROW), (LARGEST_BLOCK, PLAIN), *VARIANTS]
 
 
-def _can_copy(engine: ExactEngine, case: Case) -> bool:
-    """Whether sessions can be copied. True where none can be started: running the cases will say why."""
+def _first_session(engine: ExactEngine, case: Case) -> ExactSession | None:
+    """A session, to see what the engine offers. None where none can be started: running the cases will say why."""
     randomness = EnumeratedRandomness()
     try:
-        return all(engine.start_exact(case, randomness).copy() is not None for _ in randomness.walk())
+        for _ in randomness.walk():
+            return engine.start_exact(case, randomness)
     except Exception:
-        return True
+        pass
+    return None

@@ -125,6 +125,10 @@ class DecoderExactSession(ABC):
         """The same decode in a copied state; models and choices are shared."""
         return type(self)(self._decoder, self._state.copy())
 
+    def extend(self, tokens: Sequence[int], max_tokens: int) -> Self:
+        """The next turn, on the caches of this one, which is used up."""
+        return type(self)(self._decoder, self._decoder.extend(self._state, tokens, max_tokens))
+
 
 def observed(decoder_class: type[SomeDecoder], on_round: OnRound) -> type[SomeDecoder]:
     """`decoder_class`, calling `on_round` with the state that each step leaves."""

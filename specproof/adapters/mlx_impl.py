@@ -9,18 +9,18 @@ A further turn is a warm start: `prefill` of the whole history on the caches tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_impl.acceptance import RULES
-from mlx_impl.cache import Cache, make_cache
+from mlx_impl.acceptance import RULES, AcceptanceRule, Decide, Decision
+from mlx_impl.cache import Cache, KVCache, make_cache
 from mlx_impl.decoder import Decoder, DecoderState
 from mlx_impl.drafters import Drafter, DraftModel
 from mlx_impl.prompt_lookup import PromptLookup
@@ -36,7 +36,10 @@ from specproof.adapters.decoder_sessions import (
     observed,
 )
 from specproof.adapters.mlx_models import ObservedModel, PromptCache, observation, state_key, weights_written
-from specproof.engine import Capabilities, Case, Choices, Observation, Session
+from specproof.adapters.remembered import RememberedModel
+from specproof.engine import Capabilities, Case, Choices, Floats, Observation, Session
+
+LoadModel = Callable[[Path], Any]
 
 
 class MlxImplSession(DecoderSession):
@@ -55,17 +58,75 @@ class HostChoices:
     """A source of randomness for the decoder that asks `Choices` on the host, row by row."""
 
     def __init__(self, choices: Choices) -> None:
-        self._choices = choices
+        self.choices = choices
 
     def bernoulli(self, probabilities: mx.array) -> mx.array:
         """Coins: [n] -> bool [n]."""
-        return mx.array([self._choices.bernoulli(float(p)) for p in np.array(probabilities)], mx.bool_)
+        return mx.array([self.choices.bernoulli(float(p)) for p in np.array(probabilities)], mx.bool_)
 
     def categorical(self, probabilities: mx.array) -> mx.array:
-        """Draws: [n, V] -> uint32 [n]. Rows are normalised again in float64, or weights would not add up to 1."""
-        dense = np.array(probabilities).astype(np.float64)
-        rows = dense / dense.sum(axis=-1, keepdims=True)
-        return mx.array([self._choices.categorical(row) for row in rows], mx.uint32)
+        """Draws: [n, V] -> uint32 [n]."""
+        return mx.array([self.choices.categorical(row) for row in _normalised(probabilities)], mx.uint32)
+
+
+class CoinsToTheFirstRejection(HostChoices):
+    """For a rule that judges proposals one by one: coins behind the first that fails decide nothing.
+
+    They are not tossed but fixed at success, or the same round would be enumerated once for each of their outcomes.
+    (Fixed at failure, they would hide a decoder that counts them.)
+    """
+
+    def bernoulli(self, probabilities: mx.array) -> mx.array:
+        """Coins: [n] -> bool [n]."""
+        wanted = np.array(probabilities)
+        coins = (wanted > 0).tolist()
+        for index, probability in enumerate(wanted):
+            coins[index] = self.choices.bernoulli(float(probability))
+            if not coins[index]:
+                break
+        return mx.array(coins, mx.bool_)
+
+
+class DrawsToTheFirstMismatch(HostChoices):
+    """For a rule that draws from every p at once: draws behind the first that differs from its proposal decide nothing.
+
+    They are not drawn but fixed at the most probable token, as in `mlx_lm_rounds`. A decoder that used one would
+    thereby emit tokens that are not distributed as the target's.
+    """
+
+    def __init__(self, choices: Choices, drafted: Sequence[int]) -> None:
+        super().__init__(choices)
+        self._drafted = drafted
+
+    def categorical(self, probabilities: mx.array) -> mx.array:
+        """Draws: [n, V] -> uint32 [n]."""
+        rows = _normalised(probabilities)
+        tokens = [int(row.argmax()) for row in rows]
+        for index, row in enumerate(rows):
+            tokens[index] = self.choices.categorical(row)
+            if index < len(self._drafted) and tokens[index] != self._drafted[index]:
+                break
+        return mx.array(tokens, mx.uint32)
+
+
+def _normalised(probabilities: mx.array) -> Floats:
+    """Rows [n, V] in float64, normalised again there, or weights would not add up to 1."""
+    dense = np.array(probabilities).astype(np.float64)
+    rows: Floats = dense / dense.sum(axis=-1, keepdims=True)
+    return rows
+
+
+def enumerable(rule: AcceptanceRule) -> AcceptanceRule:
+    """The rule, spared the choices that decide nothing; one that is not known by name is left all of them."""
+
+    def decide(p: mx.array, q: mx.array, drafted: mx.array, randomness: HostChoices) -> Decision:
+        if rule.name == "rejection":
+            randomness = CoinsToTheFirstRejection(randomness.choices)
+        elif rule.name == "sampler_match":
+            randomness = DrawsToTheFirstMismatch(randomness.choices, np.array(drafted).tolist())
+        return rule.decide(p, q, drafted, randomness)
+
+    return replace(rule, decide=cast(Decide, decide))  # the exact session's decoder has `HostChoices`, nothing else
 
 
 class MlxImplExactSession(DecoderExactSession):
@@ -136,8 +197,9 @@ class MlxImplEngine:
     def start_exact(self, case: Case, choices: Choices) -> MlxImplExactSession:
         """A decode whose every choice is made by `choices`, prefill's draw included."""
         randomness = HostChoices(choices)
-        decoder = self._decoder(case, randomness, self.decoder_class, [])
-        drafter = self._drafter(case, randomness, None)
+        decoder = self._decoder(case, randomness, self.decoder_class, [], _remembered)
+        decoder.rule = enumerable(decoder.rule)
+        drafter = self._drafter(case, randomness, None, _remembered)
         return MlxImplExactSession(decoder, decoder.prefill(case.prompt, drafter, case.max_tokens))
 
     def _session(
@@ -146,17 +208,22 @@ class MlxImplEngine:
         randomness = KeyedRandomness(case.seed)
 
         def make_decoder(on_round: OnRound, processors: Processors) -> Decoder:
-            return self._decoder(case, randomness, observed(self.decoder_class, on_round), processors)
+            return self._decoder(case, randomness, observed(self.decoder_class, on_round), processors, _load)
 
         cache = make_cache(_load(case.target.folder)) if target_cache is None else target_cache
-        drafter = self._drafter(case, randomness, draft_cache)
+        drafter = self._drafter(case, randomness, draft_cache, _load)
         return MlxImplSession(make_decoder, drafter, cache, history, case.max_tokens, case.sampling.has_penalties)
 
     def _decoder(
-        self, case: Case, randomness: Randomness, decoder_class: type[Decoder], processors: Processors
+        self,
+        case: Case,
+        randomness: Randomness,
+        decoder_class: type[Decoder],
+        processors: Processors,
+        models: LoadModel,
     ) -> Decoder:
         return decoder_class(
-            ObservedModel(_load(case.target.folder), "target", case.target),
+            ObservedModel(models(case.target.folder), "target", case.target),
             rule=case.rule,
             sampling=case.sampling,
             randomness=randomness,
@@ -165,10 +232,10 @@ class MlxImplEngine:
             processors=processors,
         )
 
-    def _drafter(self, case: Case, randomness: Randomness, cache: Cache | None) -> Drafter:
+    def _drafter(self, case: Case, randomness: Randomness, cache: Cache | None, models: LoadModel) -> Drafter:
         if case.draft is None:
             return PromptLookup(_load(case.target.folder).args.vocab_size)
-        model = ObservedModel(_load(case.draft.folder), "draft", case.draft)
+        model = ObservedModel(models(case.draft.folder), "draft", case.draft)
         return self.drafter_class(model, case.sampling, randomness, min_prob=case.min_prob, cache=cache)
 
 
@@ -192,3 +259,13 @@ def _load(folder: Path) -> Transformer:
 @lru_cache(maxsize=8)
 def _load_once(folder: Path, written: tuple[int, ...]) -> Transformer:
     return load(folder)
+
+
+def _remembered(folder: Path) -> RememberedModel:
+    """`_load`, with a memory of its forwards that serves all laws."""
+    return _remembered_once(folder, weights_written(folder))
+
+
+@lru_cache(maxsize=8)
+def _remembered_once(folder: Path, written: tuple[int, ...]) -> RememberedModel:
+    return RememberedModel(_load(folder), KVCache)

@@ -1,13 +1,20 @@
 """The `mlx_lm` package as it is installed: `mlx_lm.generate.speculative_generate_step` on its own cache classes.
 
 The engine's: prefill, drafting, the verify pass, acceptance, rewinding, clean-up, the order of events, keys and
-values, and penalties and bias (`mlx_lm.sample_utils.make_logits_processors`).
+values, penalties and bias (`mlx_lm.sample_utils.make_logits_processors`), and the draws of ordinary runs: its
+`make_sampler`, with the process-wide generator of MLX, which is seeded by `Case.seed` when a turn's first token is
+asked for (so two turns must not be read alternately). It serves both models, since the engine takes only one sampler.
 
-The adapter's: the sampler, which the engine takes from its caller. `mlx_lm`'s own sampler draws from a process-wide
-generator and truncates before it applies the temperature; ours applies `SamplingParams` as everywhere else and draws
-from a generator seeded by `Case.seed`. It serves both models, since the engine takes only one. Ending at a stop
-token is the adapter's too, since the engine's generator knows none: as in `mlx_lm.stream_generate`, iteration ends
-at the stop token and the generator is closed.
+The adapter's: the order of temperature and filters (see `mlx_lm_sampling`); and, in an exact law, the draws, which the
+harness then makes in place of the sampler.
+
+The distributions p and q are computed beside the sampler, from the log-probabilities that it is given, by
+`reference.sampling`: a sampler shows tokens, not what it draws them from. `honest_q` therefore says of this engine that
+the drafter's logits are the right ones and that what was drawn has mass; how it was drawn is for
+`output_distribution` to see.
+
+Ending at a stop token is the adapter's too, since the engine's generator knows none: as in `mlx_lm.stream_generate`,
+iteration ends at the stop token and the generator is closed.
 
 The engine leaves the last prompt token pending: after prefill E = 0 and both caches hold P - 1 rows. A further turn
 is asked for by a user with one fixed convention: the caches hold prompt + emitted - 1 rows, so what is fed is the
@@ -25,15 +32,15 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import speculative_generate_step
-from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.sample_utils import make_logits_processors
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
 from reference.errors import CheckpointError, InvalidSetting
-from reference.randomness import SeededRandomness
 from reference.values import SamplingParams
-from specproof.adapters.mlx_lm_rounds import PREFILL_STEP, LogitsProcessor, RoundRecorder
+from specproof.adapters.mlx_lm_rounds import PREFILL_STEP, EnumeratedRecorder, RoundRecorder
+from specproof.adapters.mlx_lm_sampling import penalty_processors, sampler_of
 from specproof.adapters.mlx_models import ObservedModel, observation, state_key, weights_written
+from specproof.adapters.remembered import RememberedModel
 from specproof.engine import Boundary, Capabilities, Case, Choices, ExactSession, ModelSpec, Observation, Session
 
 RULES = frozenset({"greedy", "sampler_match"})
@@ -55,18 +62,24 @@ class MlxLmSession:
         case: what to decode; checked by `MlxLmEngine`.
         fed: the tokens given to the engine as its prompt.
         caches: the caches given to the engine, written in place.
-        choices: makes the draws.
+        choices: makes the draws; None leaves them to the package's sampler.
     """
 
-    def __init__(self, case: Case, fed: Sequence[int], caches: Caches, choices: Choices) -> None:
+    def __init__(self, case: Case, fed: Sequence[int], caches: Caches, choices: Choices | None = None) -> None:
         self.caches = caches
         self._stop_tokens = case.stop_tokens
-        recorder = RoundRecorder(case.sampling, choices, self.observe, len(fed))
+        self._seed = case.seed
+        load = _load if choices is None else _remembered
+        recorder = (
+            RoundRecorder(case.sampling, sampler_of(case.sampling), self.observe, len(fed))
+            if choices is None
+            else EnumeratedRecorder(case.sampling, choices, self.observe, len(fed))
+        )
         self._recorder = recorder
         self._produced = speculative_generate_step(
             mx.array(list(fed), mx.uint32),
-            ObservedModel(_load(case.target.folder), "target", case.target, recorder.before_target_forward),
-            ObservedModel(_load(_draft(case).folder), "draft", _draft(case), recorder.before_draft_forward),
+            ObservedModel(load(case.target.folder), "target", case.target, recorder.before_target_forward),
+            ObservedModel(load(_draft(case).folder), "draft", _draft(case), recorder.before_draft_forward),
             num_draft_tokens=case.num_draft_tokens,
             max_tokens=case.max_tokens,
             sampler=recorder.sampler,
@@ -101,6 +114,7 @@ class MlxLmSession:
         return observation(self.caches.target, self.caches.draft)
 
     def _deliver(self) -> Generator[int, None, None]:
+        mx.random.seed(self._seed)
         for token, _, from_draft in self._produced:
             self._recorder.deliver(int(token), from_draft)
             if int(token) in self._stop_tokens:
@@ -172,7 +186,7 @@ class MlxLmEngine:
 
     def start(self, case: Case) -> Session:
         """Begin a decode on fresh caches; the engine prefills at the first token."""
-        return self._begin(case, SeededRandomness(case.seed))
+        return self._begin(case, None)
 
     def resume(self, session: Session, emitted: Sequence[int], tokens: Sequence[int], case: Case) -> Session:
         """Feed the last token received and the new ones, on the caches of `session`.
@@ -188,39 +202,20 @@ class MlxLmEngine:
         _check(case)
         history = [*case.prompt, *emitted, *tokens]
         if not session.boundaries:
-            return MlxLmSession(case, history, _fresh_caches(case), SeededRandomness(case.seed))
+            return MlxLmSession(case, history, _fresh_caches(case))
         held = len(case.prompt) + len(emitted) - 1 + self.capabilities.offset_convention
-        return MlxLmSession(case, history[held:], session.caches, SeededRandomness(case.seed))
+        return MlxLmSession(case, history[held:], session.caches)
 
     def start_exact(self, case: Case, choices: Choices) -> ExactSession:
         """Begin a decode whose draws are made by `choices`; the engine tosses no coins."""
         return ExactMlxLmSession(self._begin(case, choices))
 
-    def _begin(self, case: Case, choices: Choices) -> MlxLmSession:
+    def _begin(self, case: Case, choices: Choices | None) -> MlxLmSession:
         _check(case)
         return MlxLmSession(case, case.prompt, _fresh_caches(case), choices)
 
 
 ENGINE = MlxLmEngine()
-
-
-def penalty_processors(sampling: SamplingParams) -> list[LogitsProcessor]:
-    """The engine's own processors for penalties and bias; none where the sampling has neither.
-
-    `make_logits_processors` puts the bias first, `SamplingParams` puts it last, hence two calls. Its context size 0
-    means all tokens (it slices `tokens[-0:]`), as `penalty_window` 0 does.
-    """
-    window = sampling.penalty_window
-    penalties: list[LogitsProcessor] = make_logits_processors(
-        repetition_penalty=sampling.repetition_penalty if sampling.repetition_penalty != 1 else None,
-        repetition_context_size=window,
-        presence_penalty=sampling.presence_penalty,
-        presence_context_size=window,
-        frequency_penalty=sampling.frequency_penalty,
-        frequency_context_size=window,
-    )
-    bias: list[LogitsProcessor] = make_logits_processors(logit_bias=dict(sampling.logit_bias))
-    return penalties + bias
 
 
 def _check(case: Case) -> None:
@@ -268,3 +263,13 @@ def _load(folder: Path) -> Any:
 def _load_once(folder: Path, written: tuple[int, ...]) -> Any:
     model, _ = load_model(folder)
     return model
+
+
+def _remembered(folder: Path) -> RememberedModel:
+    """`_load`, with a memory of its forwards that serves all laws."""
+    return _remembered_once(folder, weights_written(folder))
+
+
+@lru_cache(maxsize=8)
+def _remembered_once(folder: Path, written: tuple[int, ...]) -> RememberedModel:
+    return RememberedModel(_load(folder), KVCache)

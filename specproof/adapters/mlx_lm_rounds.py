@@ -20,6 +20,7 @@ from typing import Literal
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.sample_utils import greedy_sampler
 
 from reference.sampling import distribution
 from reference.values import DraftDistribution, Finish, Round, SamplingParams
@@ -31,6 +32,8 @@ PREFILL_STEP = 512
 Phase = Literal["prefill", "draft", "verify"]
 Context = tuple[int, ...]
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
+Sampler = Callable[[mx.array], mx.array]
+"""Log-probabilities [n, V] -> tokens [n]."""
 
 
 @dataclass
@@ -83,18 +86,18 @@ class _OpenRound:
 
 
 class RoundRecorder:
-    """Listens to models, sampler and processors of one turn, draws its tokens, and keeps its boundaries.
+    """Listens to models, sampler and processors of one turn, and keeps its boundaries.
 
     Args:
-        sampling: temperature, top-k, top-p and min-p are applied here, by `reference.sampling`, to the
-            log-probabilities that the engine hands to its sampler. Penalties and bias are not: the engine applies them.
-        choices: makes the draws.
+        sampling: what p and q are computed by, in `reference.sampling`, from the log-probabilities that the engine
+            hands to its sampler. Penalties and bias are in them already: the engine applies them.
+        draw: draws the tokens: the package's sampler, log-probabilities [n, V] -> tokens [n].
         observe: reads both caches.
         num_fed: tokens given to the generator as its prompt.
     """
 
     def __init__(
-        self, sampling: SamplingParams, choices: Choices, observe: Callable[[], Observation], num_fed: int
+        self, sampling: SamplingParams, draw: Sampler, observe: Callable[[], Observation], num_fed: int
     ) -> None:
         self.boundaries: list[Boundary] = []
         self.emitted: list[int] = []
@@ -106,7 +109,7 @@ class RoundRecorder:
             penalty_window=0,
             logit_bias={},
         )
-        self._choices = choices
+        self._draw = draw
         self._observe = observe
         prefill_forwards = -(-(num_fed - 1) // PREFILL_STEP)
         self._prefill_left = {"draft": prefill_forwards, "target": prefill_forwards}
@@ -136,7 +139,16 @@ class RoundRecorder:
         n is 1 while drafting, k + 1 in a verify pass (or k + 1 calls with n = 1, when there are processors).
         """
         dense = np.array(logprobs.astype(mx.float32)).astype(np.float64)  # [n, V]
-        return mx.array([self._draw(row) for row in dense], mx.uint32)  # [n, V] -> [n]
+        distributions = [distribution(row, self._sampling, ()) for row in dense]
+        tokens = self.drawn(logprobs, distributions)
+        drafting = self._phase == "draft"
+        (self.open.drafted if drafting else self.open.answers).extend(np.array(tokens).tolist())
+        (self.open.q if drafting else self.open.p).extend(distributions)
+        return tokens
+
+    def drawn(self, logprobs: mx.array, distributions: Sequence[Floats]) -> mx.array:
+        """The tokens [n] for log-probabilities [n, V], the distributions that `sampling` makes of which are given."""
+        return self._draw(logprobs)
 
     def processors(self, penalties: Sequence[LogitsProcessor]) -> list[LogitsProcessor] | None:
         """The processors to give to the engine: first one that notes what it is shown, then `penalties`.
@@ -155,14 +167,14 @@ class RoundRecorder:
         Only for positions whose answer can be emitted: behind the first mismatch it is shown the target's answers in
         place of the proposals, which nothing depends on.
         """
-        if self._phase == "verify" and self._open.is_reachable:
-            self._open.contexts.append(tuple(np.array(tokens).tolist()))
+        if self._phase == "verify" and self.open.is_reachable:
+            self.open.contexts.append(tuple(np.array(tokens).tolist()))
         return logits
 
     def deliver(self, token: int, from_draft: bool) -> None:
         """The engine handed out a token; one that is not the drafter's ends its round."""
-        self._open.delivered.append(token)
-        self._open.complete = not from_draft
+        self.open.delivered.append(token)
+        self.open.complete = not from_draft
         self.emitted.append(token)
 
     def finish(self, finish: Finish) -> None:
@@ -176,7 +188,8 @@ class RoundRecorder:
             self._add_boundary(None)
 
     @property
-    def _open(self) -> _OpenRound:
+    def open(self) -> _OpenRound:
+        """The round in progress."""
         assert self._round is not None, "the engine drew or handed out a token before any forward of a round"
         return self._round
 
@@ -202,26 +215,35 @@ class RoundRecorder:
             )
         )
 
-    def _draw(self, logprobs: Floats) -> int:
-        """One token from log-probabilities [V]."""
-        probabilities = distribution(logprobs, self._sampling, ())
-        return self._propose(probabilities) if self._phase == "draft" else self._answer(probabilities)
 
-    def _propose(self, q: Floats) -> int:
-        token = self._choices.categorical(q)
-        self._open.drafted.append(token)
-        self._open.q.append(q)
-        return token
+class EnumeratedRecorder(RoundRecorder):
+    """A recorder whose draws the harness makes.
 
-    def _answer(self, p: Floats) -> int:
-        """The target's answer at the next position of the block.
+    Args:
+        choices: makes them, by the distributions that `sampling` gives.
+        sampling, observe, num_fed: as for `RoundRecorder`.
+    """
+
+    def __init__(
+        self, sampling: SamplingParams, choices: Choices, observe: Callable[[], Observation], num_fed: int
+    ) -> None:
+        super().__init__(sampling, greedy_sampler, observe, num_fed)
+        self._choices = choices
+
+    def drawn(self, logprobs: mx.array, distributions: Sequence[Floats]) -> mx.array:
+        """Proposals, or the target's answers at the next positions of the block.
 
         Behind the first answer that differs from its proposal, positions are conditioned on a token that will not be
         emitted: their answers must never be used. They are not drawn but fixed at the most probable token. An engine
         that used one would thereby emit tokens that are not distributed as the target's; and enumerating all choices
         stays affordable.
         """
-        token = self._choices.categorical(p) if self._open.is_reachable else int(np.argmax(p))
-        self._open.answers.append(token)
-        self._open.p.append(p)
-        return token
+        tokens = [int(np.argmax(row)) for row in distributions]
+        expected = self.open.drafted[len(self.open.answers) :]  # nothing while drafting
+        if not self.open.is_reachable:
+            expected, distributions = [], []
+        for index, row in enumerate(distributions):
+            tokens[index] = self._choices.categorical(row)
+            if index < len(expected) and tokens[index] != expected[index]:
+                break
+        return mx.array(tokens, mx.uint32)

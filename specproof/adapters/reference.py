@@ -18,7 +18,14 @@ from reference.prompt_lookup import PromptLookup
 from reference.randomness import Randomness, SeededRandomness
 from reference.values import SamplingParams
 from specproof.adapters.decoder_sessions import OnRound, Processors, observed
-from specproof.adapters.reference_sessions import ReferenceExactSession, ReferenceSession, WrappedModel, load_model
+from specproof.adapters.reference_sessions import (
+    LoadModel,
+    ReferenceExactSession,
+    ReferenceSession,
+    WrappedModel,
+    load_model,
+    remembered_model,
+)
 from specproof.engine import Capabilities, Case, Choices, Schedule, Session
 
 __all__ = ["DEFERRED", "EAGER", "ENGINE", "ReferenceEngine", "ReferenceExactSession", "ReferenceSession"]
@@ -85,8 +92,8 @@ class ReferenceEngine:
     def start_exact(self, case: Case, choices: Choices) -> ReferenceExactSession:
         """A decode whose every choice is made by `choices`, prefill's draw included."""
         randomness = cast(Randomness, choices)  # `coupled_categorical` is asked for by the coupled rule alone
-        decoder = self._decoder(case, randomness, self.decoder_class, [])
-        drafter = self._drafter(case, randomness, None)
+        decoder = self._decoder(case, randomness, self.decoder_class, [], remembered_model)
+        drafter = self._drafter(case, randomness, None, remembered_model)
         return ReferenceExactSession(decoder, decoder.prefill(case.prompt, drafter, case.max_tokens))
 
     def _session(
@@ -102,10 +109,15 @@ class ReferenceEngine:
         return ReferenceSession(make_decoder, drafter, cache, history, case.max_tokens, shows_contexts=True)
 
     def _decoder(
-        self, case: Case, randomness: Randomness, decoder_class: type[Decoder], processors: Processors
+        self,
+        case: Case,
+        randomness: Randomness,
+        decoder_class: type[Decoder],
+        processors: Processors,
+        models: LoadModel = load_model,
     ) -> Decoder:
         return decoder_class(
-            WrappedModel(case.target),
+            WrappedModel(case.target, models(case.target.folder)),
             rule=case.rule,
             sampling=case.sampling,
             randomness=randomness,
@@ -114,11 +126,13 @@ class ReferenceEngine:
             processors=processors,
         )
 
-    def _drafter(self, case: Case, randomness: Randomness, cache: KVCache | None) -> Drafter:
+    def _drafter(
+        self, case: Case, randomness: Randomness, cache: KVCache | None, models: LoadModel = load_model
+    ) -> Drafter:
         if case.draft is None:
             return PromptLookup(load_model(case.target.folder).vocab_size)
         return self.drafter_class(
-            WrappedModel(case.draft),
+            WrappedModel(case.draft, models(case.draft.folder)),
             case.sampling,
             randomness,
             schedule=self.schedule,

@@ -5,15 +5,15 @@ Models are wrapped to transform logits and to raise. Which decoder and drafter t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from reference.cache import KVCache
+from reference.cache import KVCache, LayerCache
 from reference.decoder import DecoderState
-from reference.transformer import Activations, Transformer, load
+from reference.transformer import Activations, LanguageModel, Transformer, load
 from reference.values import DraftDistribution
 from specproof.adapters.decoder_sessions import DecoderExactSession, DecoderSession
 from specproof.engine import CacheRows, ModelSpec, Observation
@@ -21,10 +21,15 @@ from specproof.errors import InjectedFault
 
 
 class WrappedModel:
-    """A model with a transform of its logits, and a fault at one of its forwards: a `LanguageModel`."""
+    """A model with a transform of its logits, and a fault at one of its forwards: a `LanguageModel`.
 
-    def __init__(self, spec: ModelSpec) -> None:
-        self._model = load_model(spec.folder)
+    Args:
+        spec: the transform and the fault.
+        model: what to wrap: the model of the spec's folder.
+    """
+
+    def __init__(self, spec: ModelSpec, model: LanguageModel) -> None:
+        self._model = model
         self._transform = spec.transform
         self._fault = spec.fault
         self._calls = 0
@@ -68,6 +73,61 @@ class WrappedModel:
 def load_model(folder: Path) -> Transformer:
     """The model of a folder, which must not change while the process runs."""
     return load(folder)
+
+
+LoadModel = Callable[[Path], LanguageModel]
+
+REMEMBERED = 50_000
+"""Forwards that are kept; beyond it all are forgotten and the memory begins anew."""
+
+
+class RememberedModel:
+    """A model whose forwards are looked up where they are repeated: a `LanguageModel`, for the exact law alone.
+
+    The enumeration runs the same round once for each of its outcomes. A forward is a function of its tokens and of
+    the rows in its cache (the rows themselves, right or wrong, not the history that they should stand for), and a
+    plain cache has nothing but rows. Caches of any other type are never looked up.
+    """
+
+    def __init__(self, inner: LanguageModel) -> None:
+        self.inner = inner
+        self._known: dict[Hashable, tuple[Activations, list[LayerCache]]] = {}
+
+    @property
+    def name(self) -> str:
+        """The inner model's."""
+        return self.inner.name
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.inner.vocab_size
+
+    def new_cache(self) -> KVCache:
+        """The inner model's."""
+        return self.inner.new_cache()
+
+    def forward(self, tokens: Sequence[int], cache: KVCache) -> Activations:
+        """The inner model's forward, or what it gave before; the cache is left as that left it."""
+        if type(cache) is not KVCache:
+            return self.inner.forward(tokens, cache)
+        rows = tuple((layer.keys.tobytes(), layer.values.tobytes()) for layer in cache.layers)
+        key = (tuple(tokens), cache.offsets, rows)
+        if key in self._known:
+            activations, layers = self._known[key]
+            cache.layers = list(layers)
+            return activations
+        activations = self.inner.forward(tokens, cache)
+        if len(self._known) >= REMEMBERED:
+            self._known.clear()
+        self._known[key] = activations, list(cache.layers)
+        return activations
+
+
+@lru_cache(maxsize=16)
+def remembered_model(folder: Path) -> RememberedModel:
+    """The model of a folder with its memory, which serves all laws; the folder must not change."""
+    return RememberedModel(load_model(folder))
 
 
 def observe(target_cache: KVCache | None, draft_cache: KVCache | None) -> Observation:

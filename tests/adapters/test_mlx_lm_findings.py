@@ -10,7 +10,6 @@ P + E - 1 rows. `distance` is what target and drafter hold beyond that.
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -19,11 +18,8 @@ pytest.importorskip("mlx_lm", reason="needs the extra mlx-lm")
 import mlx.core as mx
 from mlx_lm.generate import generate_step, speculative_generate_step
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
-from mlx_lm.sample_utils import make_logits_processors
-from mlx_lm.utils import load_model
+from mlx_lm_alone import PROMPT, greedy, load
 
-TOY = Path(__file__).parents[2] / "fixtures" / "toy"
-PROMPT = [1, 2, 3]
 LENGTHS = range(1, 9)
 
 
@@ -54,25 +50,17 @@ class Altered:
 
 @pytest.fixture(scope="module")
 def target():
-    return load_model(TOY / "target")[0]
+    return load("target")
 
 
 @pytest.fixture(scope="module")
 def drafter():
-    return load_model(TOY / "draft")[0]
+    return load("draft")
 
 
 def fresh(target, drafter):
     """One prompt cache for both, as the package takes it."""
     return make_prompt_cache(target) + make_prompt_cache(drafter)
-
-
-def greedy(target, prompt, count):
-    """Plain greedy decoding without a cache."""
-    history = list(prompt)
-    for _ in range(count):
-        history.append(mx.argmax(target(mx.array([history]))[0, -1]).item())
-    return history[len(prompt) :]
 
 
 def run(target, drafter, cache, k=3, max_tokens=100, close_after=None, prompt=PROMPT):
@@ -232,54 +220,6 @@ def test_without_proposals_the_drafter_is_never_fed_again(target, drafter):
     cache = fresh(target, drafter)
     handed_out = run(target, drafter, cache, k=0, max_tokens=5)
     assert distance(cache, handed_out) == (0, -5)
-
-
-# ------------------------------------------------------------------------------------------- processors (D95)
-
-
-def contexts_of(produce):
-    """What a processor is shown while `produce(processors)` runs."""
-    seen = []
-
-    def note(tokens, logits):
-        seen.append(tokens.tolist())
-        return logits
-
-    list(produce([note]))
-    return seen
-
-
-def test_d95_processors_see_the_last_prompt_token_in_place_of_the_prompt(target, drafter):
-    """https://github.com/ml-explore/mlx-lm/issues/1773, fixed for the plain path by pull/1777."""
-    prompt = mx.array(PROMPT)
-    plain = contexts_of(lambda p: generate_step(prompt, target, logits_processors=p, max_tokens=1))
-    drafted = contexts_of(
-        lambda p: speculative_generate_step(prompt, target, drafter, logits_processors=p, max_tokens=1)
-    )
-    assert plain[0] == PROMPT
-    assert drafted[0] == PROMPT[-1:]
-
-
-def test_d95_a_presence_penalty_changes_greedy_decoding_when_a_drafter_is_added(target, drafter):
-    """https://github.com/ml-explore/mlx-lm/issues/1773. From a prompt of one token the two paths agree."""
-
-    def decode(prompt, produce, *models):
-        penalty = make_logits_processors(presence_penalty=5.0)
-        return [item[0] for item in produce(mx.array(prompt), *models, max_tokens=8, logits_processors=penalty)]
-
-    for prompt, agree in (([7, 8, 9, 10, 4], False), ([4], True)):
-        plain = decode(prompt, generate_step, target)
-        assert (decode(prompt, speculative_generate_step, target, drafter) == plain) == agree
-
-
-def test_without_proposals_processors_forget_what_was_emitted(target, drafter):
-    """No public thread found. With num_draft_tokens = 0 each round cuts the token that it should have kept."""
-    tokens = greedy(target, PROMPT, 3)
-    settings = {"num_draft_tokens": 0, "max_tokens": 3}
-    seen = contexts_of(
-        lambda p: speculative_generate_step(mx.array(PROMPT), target, drafter, logits_processors=p, **settings)
-    )
-    assert seen == [[PROMPT[-1]], [tokens[0]], [tokens[1]]]
 
 
 def test_d08_a_full_rotating_drafter_cache_is_never_rolled_back(target, drafter):

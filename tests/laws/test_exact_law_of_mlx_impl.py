@@ -16,6 +16,7 @@ from mlx_impl.decoder import Decoder
 from mlx_impl.randomness import Randomness
 from reference.values import SamplingParams
 from specproof.adapters.mlx_impl import ENGINE, MlxImplEngine
+from specproof.adapters.reference import ENGINE as ORACLE
 from specproof.engine import Case
 from specproof.exact_law import TOLERANCE, measure
 from specproof.law_cases import LOOKUP_PROMPT
@@ -46,6 +47,41 @@ def test_the_law_is_the_targets(case: Case):
     found = measure(ENGINE, case)
     assert sum(found.result.probabilities.values()) == pytest.approx(1, abs=EXACT)
     assert found.variation <= EXACT
+
+
+def test_choices_that_decide_nothing_are_not_enumerated():
+    """The oracle stops choosing at the first rejection; the decoder on the device makes all choices of a block."""
+    for rule, k in (("rejection", 3), ("sampler_match", 3)):
+        case = tiny_case(rule, k, 5, TWO)
+        assert measure(ENGINE, case).result.rounds == measure(ORACLE, case).result.rounds
+
+
+def count_all_coins(p: mx.array, q: mx.array, drafted: mx.array, randomness: Randomness) -> tuple[mx.array, mx.array]:
+    """Rejection that goes on accepting behind the first rejection."""
+    rows = mx.arange(len(drafted))
+    accepted = mx.sum(randomness.bernoulli(mx.minimum(p[rows, drafted] / q[rows, drafted], 1.0)))
+    return accepted, randomness.categorical(p[accepted][None])[0]
+
+
+def count_all_matches(p: mx.array, q: mx.array, drafted: mx.array, randomness: Randomness) -> tuple[mx.array, mx.array]:
+    """Sampler match that goes on accepting behind the first mismatch."""
+    drawn = randomness.categorical(p)
+    accepted = mx.sum(drawn[:-1] == drafted)
+    return accepted, drawn[accepted]
+
+
+@pytest.mark.parametrize(
+    ("rule", "decide", "variation"),
+    [("rejection", count_all_coins, 0.05), ("sampler_match", count_all_matches, 0.05)],
+)
+def test_a_rule_that_uses_choices_behind_the_first_rejection_is_seen_all_the_same(rule, decide, variation):
+    class Wrong(Decoder):
+        def __init__(self, *args: object, **settings: object) -> None:
+            super().__init__(*args, **settings)
+            self.rule = replace(self.rule, decide=decide)
+
+    found = measure(MlxImplEngine(decoder_class=Wrong), tiny_case(rule, 2, 4, drafter=CONTRARY))
+    assert found.variation > variation
 
 
 def redraw_from_p(p: mx.array, q: mx.array, drafted: mx.array, randomness: Randomness) -> tuple[mx.array, mx.array]:
