@@ -136,7 +136,7 @@ def _close(grid: Grid) -> Iterator[Case]:
         if setting.sampling.temperature > 0 and k != VARIANT_BLOCK:
             continue
         script = grid.script(setting.index)
-        for count in range(1, k + 4, 3 if grid.quick else 1):
+        for count in range(1, k + 4):
             if grid.has_draft_model:
                 models = forcing.mixed(grid.pair, setting.rule, setting.sampling, script)
                 yield grid.case("close", setting, f"after{count}", models, grid.prompt(1), TOKENS, close_after=count)
@@ -147,7 +147,10 @@ def _close(grid: Grid) -> Iterator[Case]:
 
 ABORT_SCRIPT = (True, True, False, True, True, True, False)
 ABORT_STRIDE = 7
-"""One setting has a fault at every forward; each of the others at every seventh, beginning at a place of its own."""
+"""One setting has a fault at every forward. Each of the others has one in every phase of a round, and beyond that at
+every seventh forward, beginning at a place of its own."""
+PREFILL, FIRST_ROUND = 0, 1
+"""The target's forwards of prefill and of the first verification. The drafter's first proposals begin at the latter."""
 
 
 def _abort(grid: Grid) -> Iterator[Case]:
@@ -157,33 +160,37 @@ def _abort(grid: Grid) -> Iterator[Case]:
     for setting in settings:
         first, stride = (0, 1) if setting.index == thorough else (setting.index % ABORT_STRIDE, ABORT_STRIDE)
         k, max_tokens = setting.num_draft_tokens, setting.num_draft_tokens + 3
+        phases = {PREFILL, FIRST_ROUND}
         if grid.has_draft_model:
             models = forcing.mixed(grid.pair, setting.rule, setting.sampling, ABORT_SCRIPT)
-            for fault in _faults(range(first, max_tokens + 1, stride)):
+            for fault in _faults(phases.union(range(first, max_tokens + 1, stride))):
                 yield _abort_case(grid, setting, models, "target", fault, max_tokens)
-            for fault in _faults(range(first, 3 * k + 7, stride)):
+            for fault in _faults(phases.union(range(first, 3 * k + 7, stride))):
                 yield _abort_case(grid, setting, models, "draft", fault, max_tokens)
+            # After a full acceptance the drafter's forward k + 1 is the one with its last proposal, on any schedule.
+            accepted = forcing.all_accept(grid.pair, setting.rule, setting.sampling)
+            for fault in _faults({k + 1}):
+                yield _abort_case(grid, setting, accepted, "draft", fault, max_tokens, label="catch-up")
         if grid.has_lookup(setting):
-            for fault in _faults(range(first % 3, 4, 3 if stride > 1 else 1)):
+            for fault in _faults(phases.union(range(first % 3, 4, 3 if stride > 1 else 1))):
                 yield _abort_case(grid, setting, forcing.lookup_accept(grid.pair), "target", fault, max_tokens)
 
 
-def _faults(calls: range) -> Iterator[Fault]:
-    for call in calls:
+def _faults(calls: set[int]) -> Iterator[Fault]:
+    for call in sorted(calls):
         yield Fault(call, "before")
         yield Fault(call, "after")
 
 
-def _abort_case(
-    grid: Grid, setting: Setting, models: forcing.Models, model: str, fault: Fault, max_tokens: int
-) -> Case:
+def _abort_case(grid: Grid, setting: Setting, models: forcing.Models, model: str, fault: Fault, max_tokens: int,
+                label: str = "") -> Case:  # fmt: skip
     if model == "target":
         faulty = replace(models, target=replace(models.target, fault=fault))
     else:
         assert models.draft is not None
         faulty = replace(models, draft=replace(models.draft, fault=fault))
     prompt = grid.prompt(1) if models.draft else grid.recited_prompt
-    return grid.case("abort", setting, f"{model}{fault.call}-{fault.when}", faulty, prompt, max_tokens)
+    return grid.case("abort", setting, f"{label or f'{model}{fault.call}'}-{fault.when}", faulty, prompt, max_tokens)
 
 
 REGIMES: Mapping[str, Regime] = {
@@ -197,7 +204,7 @@ REGIMES: Mapping[str, Regime] = {
         Regime("budget", "max_tokens falls inside a block", ("transforms",), _budget),
         Regime("stop", "a stop token as accepted, rejected, correction and bonus", ("transforms",), stop_cases),
         Regime("close", "the token stream is closed after every token", ("transforms", "early_close"), _close),
-        Regime("abort", "a model raises, at every forward", ("transforms", "faults"), _abort),
+        Regime("abort", "a model raises, in every phase of a round", ("transforms", "faults"), _abort),
     )
 }
 """Every regime, by name."""

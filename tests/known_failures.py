@@ -1,14 +1,14 @@
 """Failures that are expected of engines which are not ours: one file says which, and why.
 
-A line of `known_failures.txt` reads `engine invariant pattern  # reason`. The pattern (of shell wildcards) is matched
-with the path of a test's point. A violation in a test that matches is reported as an expected failure. If all tests
-that a line matches ran and none failed, the line is out of date, and that is an error. Where an engine breaks an
-invariant somewhere, Hypothesis does not draw cases for it: it would find, and shrink, the same failure again.
+A line of `known_failures.txt` reads `engine invariant pattern ... : message  # reason`. Each pattern (of shell
+wildcards) is matched with the path of a test's point, the message with a part of a violation's message, wildcards
+allowed. Where all violations of a point are in lines about it, it fails as expected. Any other violation fails the
+suite, and so does a point that does not show what a line says of it, and a pattern that no point matches. Where an
+engine breaks an invariant somewhere, Hypothesis does not draw cases for it: it would find, and shrink, the same again.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from subjects import Broken
 
 from specproof.invariants import RUN_INVARIANTS
 from specproof.registry import ENGINES
 
 FILE = Path(__file__).with_suffix(".txt")
-PROPERTY = "known_failure"
 
 
 @dataclass(frozen=True)
@@ -30,103 +30,113 @@ class KnownFailure:
 
     engine: str
     invariant: str
-    pattern: str
+    patterns: tuple[str, ...]
+    message: str
     reason: str
 
-    def matches(self, engine: str, invariant: str, path: str) -> bool:
+    def is_about(self, engine: str, invariant: str, path: str) -> bool:
         """Whether a test is expected to fail by this line."""
-        return (engine, invariant) == (self.engine, self.invariant) and fnmatchcase(path, self.pattern)
+        same = (engine, invariant) == (self.engine, self.invariant)
+        return same and any(fnmatchcase(path, pattern) for pattern in self.patterns)
 
-    def __str__(self) -> str:
-        return f"{self.engine} {self.invariant} {self.pattern}"
+    def excuses(self, message: str) -> bool:
+        """Whether a violation is the one that this line speaks of."""
+        return fnmatchcase(message, f"*{self.message}*")
 
 
 def read(path: Path = FILE) -> tuple[KnownFailure, ...]:
     """All lines of the file.
 
     Raises:
-        ValueError: a line without a reason, or of an engine or invariant that does not exist.
+        ValueError: a line without a message or a reason, or of an engine or invariant that does not exist.
     """
     lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
     return tuple(_parse(line, f"{path.name}:{number}") for number, line in lines if line.split("#")[0].strip())
 
 
 def _parse(line: str, where: str) -> KnownFailure:
-    words, _, reason = line.partition("#")
-    fields = words.split()
-    if len(fields) != 3 or not reason.strip():
-        raise ValueError(f"{where}: {line!r} is not `engine invariant pattern  # reason`; give all four")
-    engine, invariant, pattern = fields
+    expected, _, reason = line.partition("#")
+    names, _, message = expected.partition(" : ")
+    words = names.split()
+    if len(words) < 3 or not message.strip() or not reason.strip():
+        raise ValueError(f"{where}: {line!r} is not `engine invariant pattern ... : message  # reason`; give all five")
+    engine, invariant, *patterns = words
     if engine not in ENGINES:
         raise ValueError(f"{where}: no engine is named {engine!r}; give one of {', '.join(ENGINES)}")
     if invariant not in RUN_INVARIANTS:
         raise ValueError(f"{where}: no invariant is named {invariant!r}; give one of {', '.join(RUN_INVARIANTS)}")
-    return KnownFailure(engine, invariant, pattern, reason.strip())
+    return KnownFailure(engine, invariant, tuple(patterns), message.strip(), reason.strip())
 
 
 class Ledger:
-    """A pytest plugin: marks the tests that lines expect to fail, and finds the lines that are out of date."""
+    """A pytest plugin: tells the failures that lines expect from all others, and lines that are right from others."""
 
     def __init__(self, lines: Sequence[KnownFailure]) -> None:
         self._lines = lines
-        self._expected: Counter[str] = Counter()
-        self._ran: Counter[str] = Counter()
-        self._failed: Counter[str] = Counter()
 
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Mark the tests that a line expects to fail, and do not run those whose cases are drawn."""
-        matched = [(item, line) for item in items for line in self._about(item)]
-        counts = Counter(str(line) for _, line in matched)
-        for item, line in matched:
-            item.user_properties.append((PROPERTY, (str(line), counts[str(line)], line.reason)))
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Do not run tests whose cases are drawn where a failure is known.
+
+        Raises:
+            pytest.UsageError: all points that a pattern may match were collected, and it matches none of them.
+        """
         broken = {(line.engine, line.invariant) for line in self._lines}
         for item in items:
             if (_parameters(item).get("engine"), _invariant(item)) in broken:
                 item.add_marker(pytest.mark.xfail(run=False, reason="cases are not drawn: a failure is known"))
+        if not config.getoption("lf", False) and not any("::" in argument for argument in config.args):
+            unmatched = self._unmatched(items)
+            if unmatched:
+                raise pytest.UsageError("\n".join(unmatched))
+
+    def _unmatched(self, items: Sequence[pytest.Item]) -> list[str]:
+        """The patterns that no point matches, of engines and invariants that have any."""
+        paths: dict[tuple[str, str], set[str]] = {}
+        for item in items:
+            point, invariant = _parameters(item).get("point"), _invariant(item)
+            if point is not None and invariant is not None:
+                paths.setdefault((point.engine, invariant), set()).add(point.path)
+        return [
+            f"{FILE.name}: no point matches `{line.engine} {line.invariant} {pattern}`; remove the pattern"
+            for line in self._lines
+            for pattern in line.patterns
+            if (found := paths.get((line.engine, line.invariant)))
+            and not any(fnmatchcase(path, pattern) for path in found)
+        ]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Turn violations that lines expect into an expected failure, and an expectation that is not met into one.
+
+        A violation that no line expects, and any other exception, stay what they are.
+        """
+        report = yield
+        lines = self._about(item) if call.when == "call" else []
+        raised = call.excinfo.value if call.excinfo is not None else None
+        if not lines or not (raised is None or isinstance(raised, Broken)):
+            return report
+        messages = [violation.message for violation in raised.violations] if raised else []
+        if any(not any(line.excuses(message) for line in lines) for message in messages):
+            return report
+        unmet = [line for line in lines if not any(map(line.excuses, messages))]
+        if unmet:
+            said = "\n".join(f"{line.engine} {line.invariant} ... : {line.message}" for line in unmet)
+            report.outcome = "failed"
+            report.longrepr = f"{FILE.name} expects of {_parameters(item)['point'].path} what does not happen:\n{said}"
+        else:
+            report.outcome = "skipped"
+            report.wasxfail = "; ".join(dict.fromkeys(line.reason for line in lines))
+        return report
 
     def _about(self, item: pytest.Item) -> list[KnownFailure]:
         """The lines that are about a test, judged by its invariant and its point."""
         point, invariant = _parameters(item).get("point"), _invariant(item)
         if point is None or invariant is None:
             return []
-        return [line for line in self._lines if line.matches(point.engine, invariant, point.path)]
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Turn a violation into an expected failure; any other exception stays what it is."""
-        report = yield
-        reasons = [value[2] for name, value in item.user_properties if name == PROPERTY]
-        if reasons and call.when == "call" and call.excinfo is not None and call.excinfo.errisinstance(AssertionError):
-            report.outcome = "skipped"
-            report.wasxfail = reasons[0]
-        return report
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note what became of a marked test. Under xdist this is the process that gathers the workers' reports."""
-        if report.when != "call":
-            return
-        for name, value in report.user_properties:
-            if name == PROPERTY:
-                line, expected, _ = value
-                self._expected[line] = expected
-                self._ran[line] += 1
-                self._failed[line] += report.outcome == "skipped"
-
-    def out_of_date(self) -> list[str]:
-        """Lines all of whose tests ran, and none failed."""
-        return [line for line, count in self._ran.items() if count >= self._expected[line] and not self._failed[line]]
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """A line that is out of date fails the session; not if single tests were asked for."""
-        if self.out_of_date() and not any("::" in argument for argument in session.config.args):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Name the lines that are out of date."""
-        for line in self.out_of_date():
-            terminalreporter.write_line(f"{FILE.name}: nothing fails any more by `{line}`; remove the line", red=True)
+        return [line for line in self._lines if line.is_about(point.engine, invariant, point.path)]
 
 
 def _parameters(item: pytest.Item) -> dict[str, Any]:

@@ -1,18 +1,14 @@
-"""Which engines the suite audits, and which of their cases: shared by the fixtures."""
+"""Which engines the suite audits, their runs, and how a violation fails a test: shared by the fixtures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 
 import pytest
 
 from specproof.engine import Case, Engine, Session
-from specproof.grid import BASE_LABELS, BLOCK_SIZES
 from specproof.invariants import RUN_INVARIANTS
-from specproof.pairs import toy
-from specproof.regimes import REGIMES
 from specproof.registry import installed_engines, load_engine
 from specproof.results import Violation
 from specproof.runner import Run, continued, run_turn
@@ -50,43 +46,6 @@ class Subjects:
         ]
 
 
-@dataclass(frozen=True)
-class Point:
-    """One engine under one regime, with one rule and k: what tests are parametrised with.
-
-    Attributes:
-        engine: the name it was asked for by.
-        path: `regime/rule/k`, and for a variant of the sampling parameters its label: what known failures are named by.
-        case: the case that is run for it.
-    """
-
-    engine: str
-    path: str
-    case: Case = field(repr=False)
-
-
-@lru_cache(maxsize=8)
-def points_of(name: str, engine: Engine) -> tuple[Point, ...]:
-    """Every point of an engine, each with one case of those that the full audit has for it.
-
-    For every k it is another one of the list. The audit runs all of them, and Hypothesis draws others.
-    """
-    found: dict[str, list[Case]] = {}
-    for regime in REGIMES.values():
-        for case in regime.cases(toy(), engine.capabilities, SEED, quick=False):
-            path, label = f"{case.regime}/{case.rule}/k{case.num_draft_tokens}", case.id.split("/")[3]
-            if label in BASE_LABELS:
-                found.setdefault(path, []).append(case)
-            elif case.regime == "plain":
-                found.setdefault(f"{path}/{label}", []).append(case)
-    return tuple(Point(name, path, _one(cases)) for path, cases in found.items())
-
-
-def _one(cases: Sequence[Case]) -> Case:
-    """One of the cases, at another place of the list for every k."""
-    return cases[cases[0].num_draft_tokens * len(cases) // (max(BLOCK_SIZES) + 1)]
-
-
 class Runs:
     """Runs of cases, each made once and then shared by all tests that look at it (a case's id says all about it)."""
 
@@ -110,15 +69,27 @@ class Runs:
         return self._continued[key]
 
 
+class Broken(AssertionError):
+    """An invariant does not hold.
+
+    Attributes:
+        violations: all that were found.
+    """
+
+    def __init__(self, message: str, violations: tuple[Violation, ...]) -> None:
+        super().__init__(message)
+        self.violations = violations
+
+
 def assert_holds(name: str, *runs: Run) -> None:
     """Fail with every violation of an invariant in some runs, the first one in full.
 
     Raises:
-        AssertionError: there is one; the message says how to see it again.
+        Broken: there is one; the message says how to see it again.
     """
     found = [(run, violation) for run in runs for violation in RUN_INVARIANTS[name].check(run)]
     if found:
-        raise AssertionError(_message(name, found))
+        raise Broken(_message(name, found), tuple(violation for _, violation in found))
 
 
 def _message(name: str, found: Sequence[tuple[Run, Violation]]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from subjects import SUBJECTS, Point, Runs, Subjects, points_of
+from points import Point, points_of
+from subjects import SUBJECTS, Runs, Subjects
 
 from specproof.invariants import RUN_INVARIANTS
 from specproof.runner import Run

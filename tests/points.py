@@ -1,0 +1,127 @@
+"""Points: one engine, regime, rule and k, for regimes that end turns also one kind of end, each with one case.
+
+The full audit runs all cases. Of these, tests of single points run one for every point, and Hypothesis draws others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from subjects import SEED
+
+from specproof.engine import Case, Engine
+from specproof.grid import BASE_LABELS, BLOCK_SIZES
+from specproof.pairs import toy
+from specproof.regimes import FIRST_ROUND, PREFILL, REGIMES
+
+ENDINGS = ("budget", "stop", "close", "abort")
+"""The regimes in which a turn ends in many ways. In the others it ends by its budget, wherever that falls."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One engine under one regime, with one rule and k: what tests are parametrised with.
+
+    Attributes:
+        engine: the name it was asked for by.
+        path: `regime/rule/k`, then the kind of end where the regime has several, then what is special about sampling
+            or drafter: what known failures are named by.
+        case: the case that is run for it.
+    """
+
+    engine: str
+    path: str
+    case: Case = field(repr=False)
+
+
+@lru_cache(maxsize=8)
+def points_of(name: str, engine: Engine) -> tuple[Point, ...]:
+    """Every point of an engine."""
+    found: dict[str, Case] = {}
+    for regime in REGIMES.values():
+        cases = list(regime.cases(toy(), engine.capabilities, SEED, quick=False))
+        rules = dict.fromkeys(case.rule for case in cases)
+        for number, rule in enumerate(rules):
+            of_rule = [case for case in cases if case.rule == rule]
+            found |= dict(_by_ending(of_rule, number) if regime.name in ENDINGS else _by_block_size(of_rule))
+    return tuple(Point(name, path, case) for path, case in found.items())
+
+
+def _by_block_size(cases: Sequence[Case]) -> Iterator[tuple[str, Case]]:
+    """One case of each k, at another place of the list for every k; in `plain` also one of each variant of sampling."""
+    grouped: dict[str, list[Case]] = {}
+    for case in cases:
+        if _label(case) in BASE_LABELS:
+            grouped.setdefault(_path(case), []).append(case)
+        elif case.regime == "plain":
+            grouped.setdefault(f"{_path(case)}/{_label(case)}", []).append(case)
+    for path, several in grouped.items():
+        yield path, several[several[0].num_draft_tokens * len(several) // (max(BLOCK_SIZES) + 1)]
+
+
+def _by_ending(cases: Sequence[Case], number: int) -> Iterator[tuple[str, Case]]:
+    """Every kind of end at one k, and every k with some kind of end, at temperature 0 and with a draft model; one more.
+
+    Which k goes with which kind differs between rules: `number` is that of the rule.
+    """
+    kinds: dict[str, dict[int, Case]] = {}
+    others = []
+    for case in cases:
+        kind = kind_of(case)
+        if kind and case.sampling.temperature == 0 and case.draft is not None:
+            kinds.setdefault(kind, {})[case.num_draft_tokens] = case
+        elif kind:
+            others.append(case)
+    missing = set(BLOCK_SIZES)
+    for place, (kind, by_k) in enumerate(kinds.items(), number):
+        chosen = by_k[sorted(by_k)[place % len(by_k)]]
+        missing.discard(chosen.num_draft_tokens)
+        yield f"{_path(chosen)}/{kind}", chosen
+    for k in sorted(missing):
+        at_k = [(kind, by_k[k]) for kind, by_k in kinds.items() if k in by_k]
+        kind, chosen = at_k[(k + number) % len(at_k)]
+        yield f"{_path(chosen)}/{kind}", chosen
+    for case in others[(7 * number + 3) % len(others) :][:1] if others else []:
+        yield f"{_path(case)}/{kind_of(case)}/{_label(case)}{'' if case.draft else '-lookup'}", case
+
+
+def kind_of(case: Case) -> str | None:
+    """How a case of one of the `ENDINGS` ends its turn, in one word; None for a fault in a later round."""
+    k, label = case.num_draft_tokens, case.id.split("/")[4]
+    if case.regime == "budget":
+        named = {0: "none", 1: "1", 2: "2", k: "k", k + 1: "k+1", k + 2: "k+2", 2 * k + 2: "2k+2"}
+        return f"tokens-{named[case.max_tokens]}"
+    if case.regime == "stop":
+        return _stop_kind(label, k)
+    return label if case.regime == "close" or label.startswith("catch-up") else _fault_kind(case)
+
+
+def _stop_kind(label: str, k: int) -> str:
+    """The part of the stop token in its block; where it is the bonus depends on whether prefill emits a token."""
+    part, _, place = label.partition("-at")
+    if part != "accepted":
+        return part if place else "sampled"
+    return {0: "first", k: "bonus-at-k", k + 1: "bonus-at-k+1"}.get(int(place), part)
+
+
+def _fault_kind(case: Case) -> str | None:
+    """Model, phase, and before or after its forward, for a fault in prefill or in the first round."""
+    model, spec = ("draft", case.draft) if case.draft and case.draft.fault else ("target", case.target)
+    fault = spec.fault
+    assert fault is not None
+    if fault.call == PREFILL:
+        return f"{model}-prefill-{fault.when}"
+    if model == "target":
+        return f"target-verify-{fault.when}" if fault.call == FIRST_ROUND else None
+    return f"draft-propose-{fault.when}" if fault.call <= case.num_draft_tokens else None
+
+
+def _path(case: Case) -> str:
+    return f"{case.regime}/{case.rule}/k{case.num_draft_tokens}"
+
+
+def _label(case: Case) -> str:
+    """That of its sampling."""
+    return case.id.split("/")[3]
