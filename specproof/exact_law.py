@@ -142,13 +142,15 @@ def judge(engine: ExactEngine, cases: Sequence[Case]) -> CheckResult:
             measured[case.id] = measure(engine, case)
         except Exception as error:
             violations.append(raised(NAME, case, error))
-    tolerance = TOLERANCE[engine.capabilities.precision]
-    if not engine.capabilities.lossy:
-        violations += [violation(found, tolerance) for found in measured.values() if found.variation > tolerance]
-    if engine.capabilities.lossy:
+    tolerance, lossy = TOLERANCE[engine.capabilities.precision], engine.capabilities.lossy
+    judged = len(cases) - len(skipped)
+    if lossy:
         remarks.append("the engine declares that it is lossy: measured, not judged")
     note = "; ".join([*_note(list(measured.values()), skipped, tolerance), *remarks])
-    return CheckResult.judged(len(cases) - len(skipped), violations, note)
+    if lossy:
+        return CheckResult.measured(judged, violations, note)
+    wrong = [violation(found, tolerance) for found in measured.values() if found.variation > tolerance]
+    return CheckResult.judged(judged, [*violations, *wrong], note)
 
 
 def _replayable(cases: Sequence[Case]) -> list[Case]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from law_controls import CONTRARY, tiny_case
+from law_controls import tiny_case
 
 pytest.importorskip("mlx.core", reason="mlx is not installed: pip install 'specproof[mlx]'")
 
@@ -19,7 +19,7 @@ from specproof.adapters.mlx_impl import ENGINE, MlxImplEngine
 from specproof.adapters.reference import ENGINE as ORACLE
 from specproof.engine import Case
 from specproof.exact_law import TOLERANCE, measure
-from specproof.law_cases import LOOKUP_PROMPT
+from specproof.law_cases import CONTRARY, LOOKUP_PROMPT
 
 EXACT = TOLERANCE["float32"]
 TWO = SamplingParams(top_k=2)
@@ -100,4 +100,4 @@ class Redraw(Decoder):
 
 def test_a_redraw_from_p_after_a_rejection_is_seen():
     found = measure(MlxImplEngine(decoder_class=Redraw), tiny_case("rejection", 1, 3, drafter=CONTRARY))
-    assert found.variation == pytest.approx(0.118, abs=1e-3)
+    assert found.variation == pytest.approx(0.1114, abs=1e-3)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 import pytest
-from law_controls import CONTRARY, PROMPT, tiny_case
+from law_controls import PROMPT, tiny_case
 
 from reference.decoder import Decoder, DecoderState
 from reference.drafters import DraftModel
@@ -18,7 +18,7 @@ from specproof.adapters.reference import ENGINE, ReferenceEngine, ReferenceExact
 from specproof.engine import Case, ModelSpec, Schedule
 from specproof.exact import law, target_law, total_variation
 from specproof.exact_law import TOLERANCE, measure
-from specproof.law_cases import LOOKUP_PROMPT, clear_prompt
+from specproof.law_cases import CONTRARY, LOOKUP_PROMPT, clear_prompt
 from specproof.oracle import oracle_of
 from specproof.pairs import tiny
 

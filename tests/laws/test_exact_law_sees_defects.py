@@ -10,7 +10,6 @@ from law_controls import (
     ARGMAX_DRAFT,
     BONUS_FROM_Q,
     COLDER_DRAFT,
-    CONTRARY,
     REDRAW,
     TOO_OFTEN,
     Control,
@@ -29,6 +28,7 @@ from specproof import exact_law
 from specproof.adapters.reference import ENGINE, ReferenceEngine
 from specproof.engine import Capabilities, Case, Choices, ExactSession, Floats, Session
 from specproof.exact_law import TOLERANCE, check, measure, violation
+from specproof.law_cases import CONTRARY
 from specproof.laws import LAWS
 from specproof.pairs import tiny
 from specproof.transforms import Sharpen
@@ -39,7 +39,7 @@ EXACT = TOLERANCE["float64"]
 @pytest.mark.parametrize(
     ("wrong", "drafter", "variation"),
     [
-        (REDRAW, CONTRARY, 0.185),
+        (REDRAW, CONTRARY, 0.1677),
         (BONUS_FROM_Q, None, 0.112),
         (ARGMAX_DRAFT, None, 0.317),
         (COLDER_DRAFT, None, 0.209),
@@ -253,7 +253,7 @@ def test_replay_leaves_out_larger_blocks_that_so_few_tokens_cannot_tell_apart():
 
 def test_a_lossy_engine_is_measured_and_not_failed():
     result = check(WalkEngine(replace(SAMPLES, lossy=True)), tiny(), 0, quick=True)
-    assert result.status == "holds"
+    assert (result.status, result.violations) == ("not_observable", ())
     assert "declares that it is lossy: measured, not judged" in result.note
     assert "largest total variation 0." in result.note
 
