@@ -126,7 +126,7 @@ def test_cache_offset_is_silent_on_defects_of_other_kinds(mutant: Engine) -> Non
 def test_cache_offset_holds_for_the_other_draft_schedules(scheduled: Engine, regime: str) -> None:
     for case in REGIMES[regime].cases(toy(), scheduled.capabilities, 0, quick=True):
         if case.rule == "rejection" and case.drafter == "draft_model":
-            run = run_case(scheduled, case)
+            run, _ = run_turn(scheduled, case)
             assert_holds("target_cache_offset", run)
             assert_holds("draft_cache_offset", run)
 
