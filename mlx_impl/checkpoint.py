@@ -56,10 +56,10 @@ def read_args(folder: Path) -> ModelArgs:
             intermediate_size=config["intermediate_size"],
             num_hidden_layers=config["num_hidden_layers"],
             num_attention_heads=heads,
-            num_key_value_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-            rope_theta=config.get("rope_theta") or rope.get("rope_theta", 10000.0),
+            num_key_value_heads=_given(config, "num_key_value_heads", heads),
+            head_dim=_given(config, "head_dim", config["hidden_size"] // heads),
+            rms_norm_eps=_given(config, "rms_norm_eps", 1e-6),
+            rope_theta=_given(config, "rope_theta", _given(rope, "rope_theta", 10000.0)),
             tie_word_embeddings=config.get("tie_word_embeddings", False),
         )
     except KeyError as error:
@@ -70,13 +70,19 @@ def read_args(folder: Path) -> ModelArgs:
     return args
 
 
+def _given(fields: dict[str, Any], name: str, default: Any) -> Any:
+    """The value of that name; the default where it is absent or null."""
+    value = fields.get(name)
+    return default if value is None else value
+
+
 def _check_sizes(folder: Path, args: ModelArgs) -> None:
     """Every field a number of its kind, and positive (`tie_word_embeddings`: true or false)."""
     for name, value in vars(args).items():
         kinds = {"tie_word_embeddings": (bool,), "rms_norm_eps": (int, float), "rope_theta": (int, float)}.get(
             name, (int,)
         )
-        if not isinstance(value, kinds) or (bool not in kinds and not value > 0):
+        if type(value) not in kinds or (bool not in kinds and not value > 0):
             raise CheckpointError(
                 f"config.json in {folder} gives {name} as {value!r}; give a positive number of its kind"
             )
@@ -124,10 +130,12 @@ def read_tokens(folder: Path) -> dict[str, int] | None:
     if not (folder / "tokenizer.json").is_file():
         return None
     tokenizer = _read_object(folder / "tokenizer.json")
-    listed = (tokenizer.get("model") or {}).get("vocab")
-    if not isinstance(listed, dict):
-        return None
-    return {**listed, **{token["content"]: token["id"] for token in tokenizer.get("added_tokens") or ()}}
+    try:
+        listed = (tokenizer.get("model") or {}).get("vocab")
+        added = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or ()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"tokenizer.json in {folder} is not of its format ({error!r}); mend it") from error
+    return {**listed, **added} if isinstance(listed, dict) else None
 
 
 def _read_object(file: Path) -> dict[str, Any]:

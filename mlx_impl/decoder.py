@@ -4,7 +4,7 @@ One contract for every round boundary and every kind of end (a stop token, the b
 out of a model, a sampler or the device): the history holds what was emitted, and the caches of target and drafter
 hold exactly the rows of `history[:-1]`. The last token is pending: emitted, but not forwarded yet.
 
-One wait per round: everything up to the choice of the final token is lazy, and `verdict` brings all that the host
+One wait per round: everything up to the choice of the final token is lazy, and `readout` brings all that the host
 wants to know at once. (A drafter with `min_prob` > 0 waits once more for each proposal.)
 
 After an exception, decoding on from the state gives at temperature 0 what an uninterrupted run gives. Above 0 it
@@ -25,9 +25,9 @@ from mlx_impl.drafters import NAME as DRAFT_NAME
 from mlx_impl.drafters import DeviceBlock, Drafter
 from mlx_impl.forward import check_tokens, device_tokens, feed, forward, plain_count, plain_tokens, vocab_size
 from mlx_impl.randomness import Randomness
+from mlx_impl.readout import RoundReadout, read, read_verdict
 from mlx_impl.sampling import LogitsProcessor, check_rows, distributions, needs_context, row_faults
 from mlx_impl.state import DecoderState
-from mlx_impl.verdict import Verdict, read, read_verdict
 from reference.errors import CacheLengthError, DecodingFault, EmptyPrompt, InvalidSetting
 from reference.values import Finish, GeneratedToken, Round, SamplingParams
 
@@ -115,7 +115,7 @@ class Decoder:
             )
         return block
 
-    def _verify(self, state: DecoderState, block: DeviceBlock) -> Verdict:
+    def _verify(self, state: DecoderState, block: DeviceBlock) -> RoundReadout:
         """One forward of the target over pending token and proposals; the rule's decision; the round's one wait."""
         q, drafted = block.probabilities, block.tokens  # [k, V], [k]
         inputs = mx.concatenate([device_tokens(state.history[-1:]), drafted])  # [k + 1]
@@ -126,7 +126,7 @@ class Decoder:
         verdict.check(self.vocab_size, NAME, len(state.history) - 1)
         return verdict
 
-    def _commit(self, state: DecoderState, block: DeviceBlock, verdict: Verdict) -> Round:
+    def _commit(self, state: DecoderState, block: DeviceBlock, verdict: RoundReadout) -> Round:
         """Emit what was decided, up to a stop token, and bring both caches to the new boundary."""
         a = verdict.num_accepted
         tested = min(a + 1, len(verdict.drafted))
@@ -202,9 +202,14 @@ class Decoder:
             As `prefill`; `state` stays usable then. InvalidSetting, too, where it was used up before.
         """
         state.refuse_if_superseded()
-        following = self.prefill([*state.history, *tokens], state.drafter, max_tokens, state.target_cache)
-        state.superseded = True
-        return following
+        try:
+            following = self.prefill([*state.history, *tokens], state.drafter, max_tokens, state.target_cache)
+            state.superseded = True
+            return following
+        except BaseException:  # whatever came, and whenever: either the new state has the caches, or the old one
+            state.superseded = False
+            state.roll_back()
+            raise
 
     def _check_turn(self, prompt: list[int], drafter: Drafter, cache: Cache) -> None:
         """Refuse bad arguments before anything is changed."""

@@ -178,10 +178,12 @@ def read_tokens(folder: Path) -> dict[str, int] | None:
     if not (folder / "tokenizer.json").is_file():
         return None
     fields = _read_json(folder / "tokenizer.json")
-    vocabulary = (fields.get("model") or {}).get("vocab")
-    if not isinstance(vocabulary, Mapping):
-        return None
-    return {**vocabulary, **{token["content"]: token["id"] for token in fields.get("added_tokens", ())}}
+    try:
+        vocabulary = (fields.get("model") or {}).get("vocab")
+        added = {token["content"]: token["id"] for token in fields.get("added_tokens") or ()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"tokenizer.json in {folder} is not of its format ({error!r}); mend it") from error
+    return {**vocabulary, **added} if isinstance(vocabulary, Mapping) else None
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -96,9 +96,9 @@ class Decoder:
         budget = min(self.num_draft_tokens, remaining - 1)
         try:
             block = state.drafter.propose(state.history, state.target_hidden, budget)
-            check_tokens(block.tokens, self.target)
+            tokens = check_tokens(block.tokens, self.target)
         except TokenOutOfRange as error:
-            raise DecodingFault(f"the drafter proposed outside its target's vocabulary: {error}") from error
+            raise DecodingFault(f"the drafter left the vocabulary: {error}") from error
         if len(block) > budget:
             raise DecodingFault(f"the drafter proposed {len(block)} tokens with a budget of {budget}; propose fewer")
         sizes = [q.vocab_size for q in block.distributions]
@@ -107,7 +107,7 @@ class Decoder:
                 f"the drafter gave {len(block)} tokens and distributions over {sizes} tokens; "
                 f"give one over the target's {self.target.vocab_size} for each"
             )
-        return block
+        return DraftBlock(tuple(tokens), block.distributions)
 
     def _verify(self, state: DecoderState, block: DraftBlock) -> tuple[list[Floats], Activations]:
         """One pass over the pending token and all proposals: k + 1 new rows, p_0 .. p_k."""

@@ -23,11 +23,12 @@ from reference.acceptance import RULES
 from reference.values import Round, SamplingParams
 from specproof.engine import Boundary, Capabilities, Case, Engine, Floats
 from specproof.evidence import Evidence, confirm, gather_all
+from specproof.invariants.base import LOGIT_NOISE
 from specproof.law_cases import GREEDY, Setting, contrary, law_case, random_prompt, sampling_rules, vocabulary
 from specproof.oracle import oracle_of
 from specproof.pairs import Pair
 from specproof.results import CheckResult
-from specproof.statistics import FAMILY_LEVEL, POWER, CoinTest, coin_test, seeds, trend_test
+from specproof.statistics import CERTAIN, FAMILY_LEVEL, POWER, CoinTest, coin_test, seeds, trend_test
 
 NAME = "acceptance_rate"
 
@@ -60,9 +61,6 @@ ADVICE = {
     PAIR: "Look at the drafter's cache and at what it draws from, then at the rule.",
     ENGINE: "p and q are what the engine says they are, so look at the rule and its coins.",
 }
-
-CLOSE_CALL = 1e-3
-"""Distance of the two highest logits below which a float32 argmax may be either: such proposals are not judged."""
 
 
 def expected_acceptances(rule: str, p: Sequence[Floats], q: Sequence[Floats], drafted: Sequence[int]) -> list[float]:
@@ -181,16 +179,20 @@ def rate_evidence(engine: Engine, case: Case, turn_seeds: Sequence[int]) -> Iter
 
 
 def throw(engine: Engine, case: Case) -> Iterator[Coin]:
-    """Run one turn and look at its tested proposals. Raises whatever the engine raises."""
+    """Run one turn and look at its tested proposals. Raises whatever the engine raises.
+
+    One that went against a certain outcome is left out where a near-tie lets rounding decide what is certain.
+    """
+    noise = LOGIT_NOISE[engine.capabilities.precision]
     session = engine.start(case)
     for _ in session:
         pass
     for number, (before, after) in enumerate(pairwise(session.boundaries)):
         if after.round is not None:
-            yield from _coins(case, before, number, after.round)
+            yield from _coins(case, before, number, after.round, noise)
 
 
-def _coins(case: Case, before: Boundary, number: int, done: Round) -> Iterator[Coin]:
+def _coins(case: Case, before: Boundary, number: int, done: Round, noise: float) -> Iterator[Coin]:
     """The tested proposals of a round, by its number, that began at the boundary `before`."""
     assert case.draft is not None, "the cases of this check have a draft model"
     target, draft = oracle_of(case.target), oracle_of(case.draft)
@@ -202,11 +204,13 @@ def _coins(case: Case, before: Boundary, number: int, done: Round) -> Iterator[C
     expected = expected_acceptances(case.rule, p, q, done.drafted)
     own = _own_sums(case.rule, done)
     for i in range(done.num_tested):
-        prefix = tokens[: len(history) + i]
-        if case.sampling.temperature == 0 and min(o.top_two_gap(prefix) for o in (target, draft)) < CLOSE_CALL:
+        accepted, prefix = i < done.num_accepted, tokens[: len(history) + i]
+        if abs(accepted - expected[i]) > 1 - CERTAIN and any(
+            oracle.alternatives(prefix, case.sampling, noise) for oracle in (target, draft)
+        ):
             continue
         chances = {PAIR: expected[i]} | ({ENGINE: own[i]} if i < len(own) else {})
-        yield Coin(i, number, i < done.num_accepted, chances)
+        yield Coin(i, number, accepted, chances)
 
 
 def _own_sums(rule: str, done: Round) -> tuple[float, ...]:

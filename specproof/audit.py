@@ -205,6 +205,7 @@ class _Tally:
     cases: int = 0
     violations: list[Violation] = field(default_factory=list)
     shown: set[str] = field(default_factory=set)
+    possible: set[str] = field(default_factory=set)
 
     def look(self, run: Run) -> None:
         """Count a run that shows what the check looks at, and every run that the engine broke off: none holds."""
@@ -212,7 +213,8 @@ class _Tally:
         try:
             applies = self.check.applies(run)
             found = self.check.check(run) if applies else []
-            self.shown |= {part for part, is_shown in self.check.parts.items() if is_shown(run)}
+            self.shown |= {part.name for part in self.check.parts if part.shown(run)}
+            self.possible |= {part.name for part in self.check.parts if part.possible(run)}
         except Exception as error:  # what the engine shows is malformed: a failed check, never a passed one
             applies, found = (
                 True,
@@ -229,7 +231,7 @@ class _Tally:
             return CheckResult.not_observable("the engine cannot show what this looks at")
         if not self.cases:
             return CheckResult.not_observable("no case of this audit shows what this looks at")
-        hidden = [part for part in self.check.parts if part not in self.shown]
+        hidden = [part.name for part in self.check.parts if part.name in self.possible - self.shown]
         return CheckResult.judged(self.cases, self.violations, hidden=tuple(hidden))
 
 

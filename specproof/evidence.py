@@ -56,7 +56,7 @@ def gather_all(law: str, cases: Iterable[Case], gather: Gather, repetition: int 
     errors: list[Violation] = []
     for case in cases:
         try:
-            evidence.extend(gather(case, repetition))
+            evidence.extend(list(gather(case, repetition)))  # all of a case, or nothing
         except Exception as error:
             errors.append(raised(law, case, error))
     return Gathered(tuple(evidence), tuple(errors))

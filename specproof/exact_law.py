@@ -126,7 +126,11 @@ def judge(engine: ExactEngine, cases: Sequence[Case]) -> CheckResult:
     """Enumerate every case (at least one) that can be afforded."""
     session = _first_session(engine, cases[0])
     remarks: list[str] = []
-    if not isinstance(session, ExtendableSession) and any(isinstance(case, TwoTurnCase) for case in cases):
+    if (
+        session is not None
+        and not isinstance(session, ExtendableSession)
+        and any(isinstance(case, TwoTurnCase) for case in cases)
+    ):
         cases = [case for case in cases if not isinstance(case, TwoTurnCase)]
         remarks.append("the engine's exact sessions cannot be continued: no second turn was enumerated")
     if session is not None and session.copy() is None:

@@ -2,7 +2,7 @@
 
 `exact_law` replaces the generator; this check leaves it in place, and so sees reused keys, coins that decide twice
 and draws that are correlated. Two kinds of test share one family-wise level: chi-squared over whole short sequences,
-which sees every kind of deviation, and the frequencies of tokens in long turns (`token_frequency`), which see less
+which sees every kind of deviation, and the frequencies of tokens in long turns (`token_frequency`), which see fewer
 kinds and smaller sizes. For `coupled`, whose noise cannot be enumerated, an equality joins them: with one seed the
 output is the same for every k.
 """

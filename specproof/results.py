@@ -41,7 +41,7 @@ class CheckResult:
         status: `not_observable` where the engine cannot show what the check looks at: never a pass.
         cases: how many cases were judged.
         violations: all of them, the first one first; empty unless the status is `fails`.
-        hidden: parts of what the check looks at that the engine never showed: it holds for the others only.
+        hidden: parts of what the check looks at that no run showed, though one could: it holds for the others only.
         note: what a reader must know to weigh the outcome: sizes, what could have been detected, what was left out.
     """
 

@@ -197,7 +197,8 @@ def trend_test(outcomes: Sequence[bool], probabilities: Sequence[float], weights
     """As `coin_test`, with a weight in [-1, 1] for each coin that was known before it was thrown.
 
     With weights that grow with time, it sees coins that come up too often first and too rarely later although their
-    rate is right: the differences, weighted, are a martingale too, with variance sum of weight^2 p (1 - p). `observed`
+    rate is right: the differences, weighted, are a martingale too, with variance sum of weight^2 p (1 - p). Coins of
+    certain outcome have no trend; if they fall the other way it is for `coin_test` to say. `observed`
     and `expected` are the plain means; `z` has the sign of the trend.
 
     Raises:
@@ -206,14 +207,12 @@ def trend_test(outcomes: Sequence[bool], probabilities: Sequence[float], weights
     if len(weights) != len(outcomes) or any(not -1 <= weight <= 1 for weight in weights):
         raise InvalidSetting("trend_test needs one weight in [-1, 1] for each coin")
     plain = coin_test(outcomes, probabilities)
-    if plain.impossible:
-        return plain
     chance, weight = np.clip(np.array(probabilities, dtype=np.float64), 0.0, 1.0), np.array(weights, dtype=np.float64)
     uncertain = (chance > CERTAIN) & (chance < 1 - CERTAIN)
     variance = float((weight**2 * chance * (1 - chance))[uncertain].sum())
     surplus = float((weight * (np.array(outcomes, dtype=np.float64) - chance))[uncertain].sum())
     z, p_value = (surplus / math.sqrt(variance), _two_sided(surplus, variance)) if variance > 0 else (0.0, 1.0)
-    return replace(plain, variance=variance, z=z, p_value=p_value)
+    return replace(plain, variance=variance, z=z, p_value=p_value, impossible=0)
 
 
 def coin_test(outcomes: Sequence[bool], probabilities: Sequence[float]) -> CoinTest:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from subjects import SEED
 
@@ -36,7 +35,6 @@ class Point:
     case: Case = field(repr=False)
 
 
-@lru_cache(maxsize=8)
 def points_of(name: str, engine: Engine) -> tuple[Point, ...]:
     """Every point of an engine."""
     found: dict[str, Case] = {}
@@ -83,7 +81,8 @@ def _by_ending(cases: Sequence[Case], number: int) -> Iterator[tuple[str, Case]]
         at_k = [(kind, by_k[k]) for kind, by_k in kinds.items() if k in by_k]
         kind, chosen = at_k[(k + number) % len(at_k)]
         yield f"{_path(chosen)}/{kind}", chosen
-    for case in others[(7 * number + 3) % len(others) :][:1] if others else []:
+    if others:
+        case = others[(7 * number + 3) % len(others)]
         yield f"{_path(case)}/{kind_of(case)}/{_label(case)}{'' if case.draft else '-lookup'}", case
 
 

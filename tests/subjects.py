@@ -50,19 +50,22 @@ class Runs:
     """Runs of cases, each made once and then shared by all tests that look at it (a case's id says all about it)."""
 
     def __init__(self) -> None:
-        self._turns: dict[tuple[str, str], tuple[Run, Session | None]] = {}
-        self._continued: dict[tuple[str, str], Run] = {}
+        # An engine by what it is: two may have one name.
+        self._turns: dict[tuple[int, str], tuple[Run, Session | None]] = {}
+        self._continued: dict[tuple[int, str], Run] = {}
+        self._engines: list[Engine] = []  # kept, so that no other gets the id of one
 
     def of(self, engine: Engine, case: Case) -> Run:
         """The run of a case of the audit, without a further turn."""
-        key = (engine.name, case.id)
+        key = (id(engine), case.id)
         if key not in self._turns:
+            self._engines.append(engine)
             self._turns[key] = run_turn(engine, case)
         return self._turns[key][0]
 
     def continued(self, engine: Engine, case: Case) -> Run:
         """The run with its further turn."""
-        key = (engine.name, case.id)
+        key = (id(engine), case.id)
         if key not in self._continued:
             run = self.of(engine, case)
             self._continued[key] = continued(engine, run, self._turns[key][1])

@@ -25,11 +25,11 @@ class WrappedModel:
 
     Args:
         spec: the transform and the fault.
-        model: what to wrap: the model of the spec's folder.
+        model: what to wrap: the model of the spec's folder, unless another is given.
     """
 
-    def __init__(self, spec: ModelSpec, model: LanguageModel) -> None:
-        self._model = model
+    def __init__(self, spec: ModelSpec, model: LanguageModel | None = None) -> None:
+        self._model = load_model(spec.folder) if model is None else model
         self._transform = spec.transform
         self._fault = spec.fault
         self._calls = 0
@@ -114,14 +114,13 @@ class RememberedModel:
         rows = tuple((layer.keys.tobytes(), layer.values.tobytes()) for layer in cache.layers)
         key = (tuple(tokens), cache.offsets, rows)
         if key in self._known:
-            activations, layers = self._known[key]
-            cache.layers = list(layers)
-            return activations
-        activations = self.inner.forward(tokens, cache)
-        if len(self._known) >= REMEMBERED:
-            self._known.clear()
-        self._known[key] = activations, list(cache.layers)
-        return activations
+            activations, cache.layers = self._known[key][0], list(self._known[key][1])
+        else:
+            activations = self.inner.forward(tokens, cache)
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[key] = activations, list(cache.layers)
+        return Activations(activations.logits.copy(), activations.hidden)  # processors may write into what they get
 
 
 @lru_cache(maxsize=16)

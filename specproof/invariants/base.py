@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,6 +23,21 @@ TURNED = 10.0
 
 
 @dataclass(frozen=True)
+class Part:
+    """A part of what an invariant looks at.
+
+    Attributes:
+        name: in reports.
+        shown: whether a run shows it.
+        possible: whether a run of this kind has it at all.
+    """
+
+    name: str
+    shown: Callable[[Run], bool]
+    possible: Callable[[Run], bool]
+
+
+@dataclass(frozen=True)
 class RunInvariant:
     """A law that every single run obeys.
 
@@ -33,8 +48,8 @@ class RunInvariant:
         observable: whether an engine of these capabilities can show what it looks at.
         applies: whether this very run shows it: only such runs count as cases.
         check: all violations in a run, in order.
-        parts: the parts of what it looks at, by name, and whether a run shows each. A part that no run shows is
-            named beside the result: such a check holds for the rest only.
+        parts: of what it looks at. One that a run could have shown, and none did, is named beside the result: such a
+            check holds for the rest only.
     """
 
     name: str
@@ -43,7 +58,7 @@ class RunInvariant:
     observable: Callable[[Capabilities], bool]
     applies: Callable[[Run], bool]
     check: Callable[[Run], list[Violation]]
-    parts: Mapping[str, Callable[[Run], bool]] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,11 @@ def boundary_points(run: Run) -> Iterator[Point]:
 def exit_point(run: Run) -> Point:
     """The end of the run, whatever kind it was."""
     return Point(None, len(run.boundaries) - 1, run.emitted, run.exit)
+
+
+def has_draft(run: Run) -> bool:
+    """Whether a draft model proposes: another drafter may have no cache."""
+    return run.case.draft is not None
 
 
 def never_started(run: Run, point: Point) -> bool:

@@ -7,7 +7,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from specproof.engine import CacheRows, Capabilities, Floats
-from specproof.invariants.base import ABSOLUTE, Point, RunInvariant, boundary_points, exit_point, never_started, place
+from specproof.invariants.base import (
+    ABSOLUTE,
+    Part,
+    Point,
+    RunInvariant,
+    always,
+    boundary_points,
+    exit_point,
+    has_draft,
+    never_started,
+    place,
+)
 from specproof.oracle import Oracle
 from specproof.results import Violation
 from specproof.runner import Run
@@ -103,8 +114,9 @@ CACHE_CONTENT = RunInvariant(
     observable=_observable,
     applies=_applies,
     check=_check,
-    parts={
-        "the target's rows": lambda run: run.exit.target_rows is not None,
-        "the drafter's rows": lambda run: run.exit.draft_rows is not None,
-    },
+    parts=(
+        Part("the target's rows", lambda run: run.exit.target_rows is not None, always),
+        Part("the drafter's rows", lambda run: run.exit.draft_rows is not None, has_draft),
+        Part("round boundaries", lambda run: any(b.observation.target_rows for b in run.boundaries), always),
+    ),
 )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from reference.values import DraftDistribution, Round
-from specproof.engine import Capabilities
-from specproof.invariants.base import ABSOLUTE, LOGIT_NOISE, RunInvariant, has_rounds, round_place, setting
+from specproof.engine import Capabilities, Floats
+from specproof.invariants.base import ABSOLUTE, LOGIT_NOISE, TURNED, RunInvariant, has_rounds, round_place, setting
 from specproof.results import Violation
 from specproof.runner import Run
 
@@ -82,14 +82,28 @@ def _round_problems(
     for name, values in expected.items():
         for i, (reported, value) in enumerate(zip(getattr(done, name), values, strict=False)):
             off = not abs(reported - value) <= ABSOLUTE[run.capabilities.precision]
-            if off and not _is_unsettled(run, history + done.drafted[:i]):
+            if off and not _is_rounding(run, history, done, i, name, reported, q):
                 yield f"{name} of proposal {i} is reported as {reported:.6g}, the models' logits give {value:.6g}"
 
 
-def _is_unsettled(run: Run, prefix: tuple[int, ...]) -> bool:
-    """Whether a near-tie, of the target or the drafter, lets rounding decide which tokens have mass after `prefix`."""
-    noise, oracles = LOGIT_NOISE[run.capabilities.precision], (run.target, run.draft)
-    return any(oracle.alternatives(prefix, run.case.sampling, noise) for oracle in oracles if oracle is not None)
+FIGURES: dict[str, Callable[[Floats, Floats, int], float]] = {
+    "p": lambda p, q, token: float(p[token]),
+    "q": lambda p, q, token: float(q[token]),
+    "sum_min": lambda p, q, token: float(np.minimum(p, q).sum()),
+    "sum_prod": lambda p, q, token: float(p @ q),
+}
+"""(p [V], q [V], proposal) -> each figure of a round."""
+
+
+def _is_rounding(
+    run: Run, history: tuple[int, ...], done: Round, i: int, name: str, reported: float, q: Sequence[Floats]
+) -> bool:
+    """Whether a figure of proposal i is that of p and q as a near-tie at its place may turn them."""
+    prefix, sampling, noise = history + done.drafted[:i], run.case.sampling, LOGIT_NOISE[run.capabilities.precision]
+    ps = [run.target.distribution(prefix, sampling), *run.target.alternatives(prefix, sampling, noise)]
+    qs = [*q[i : i + 1], *(run.draft.alternatives(prefix, sampling, noise) if run.draft else [])] or ps[:1]
+    figures = (FIGURES[name](p, dense, done.drafted[i]) for p in ps for dense in qs)
+    return any(abs(reported - figure) <= TURNED * noise for figure in figures)
 
 
 def _order_problems(run: Run, done: Round, last: bool) -> Iterator[str]:

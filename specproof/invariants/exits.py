@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specproof.engine import Capabilities
-from specproof.invariants.base import RunInvariant, exit_point, never_started, setting
+from specproof.invariants.base import Part, RunInvariant, always, exit_point, has_draft, never_started, setting
 from specproof.invariants.content import content_violations
 from specproof.invariants.offsets import offset_violation
 from specproof.invariants.parity import parity_problems
@@ -70,10 +70,10 @@ EXIT_STATE = RunInvariant(
     observable=_observable,
     applies=_applies,
     check=_check,
-    parts={
-        "the target's length": lambda run: run.exit.target_offsets is not None,
-        "the drafter's length": lambda run: run.exit.draft_offsets is not None,
-        "cache contents": lambda run: run.exit.target_rows is not None,
-        "a second turn": lambda run: run.continuation is not None,
-    },
+    parts=(
+        Part("the target's length", lambda run: run.exit.target_offsets is not None, always),
+        Part("the drafter's length", lambda run: run.exit.draft_offsets is not None, has_draft),
+        Part("cache contents", lambda run: run.exit.target_rows is not None, always),
+        Part("a second turn", lambda run: run.continuation is not None, lambda run: run.case.sampling.temperature == 0),
+    ),
 )

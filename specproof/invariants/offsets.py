@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from specproof.engine import Capabilities
 from specproof.invariants.base import (
+    Part,
     Point,
     RunInvariant,
+    always,
     boundary_points,
     exit_point,
+    has_draft,
     never_started,
     place,
     rows,
@@ -106,11 +108,15 @@ def _applies(cache: CacheName, run: Run) -> bool:
     return any(offsets_of(point.observation, cache) is not None or _must_show(run, point, cache) for point in points)
 
 
-def _parts(cache: CacheName) -> dict[str, Callable[[Run], bool]]:
-    return {
-        "round boundaries": lambda run: any(offsets_of(b.observation, cache) is not None for b in run.boundaries),
-        "exits": lambda run: offsets_of(run.exit, cache) is not None,
-    }
+def _parts(cache: CacheName) -> tuple[Part, ...]:
+    def at_boundaries(run: Run) -> bool:
+        return any(offsets_of(boundary.observation, cache) is not None for boundary in run.boundaries)
+
+    def at_exit(run: Run) -> bool:
+        return offsets_of(run.exit, cache) is not None
+
+    possible = always if cache == "target" else has_draft
+    return Part("round boundaries", at_boundaries, possible), Part("exits", at_exit, possible)
 
 
 TARGET_CACHE_OFFSET = RunInvariant(

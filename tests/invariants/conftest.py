@@ -9,6 +9,9 @@ from subjects import SUBJECTS, Runs, Subjects
 from specproof.invariants import RUN_INVARIANTS
 from specproof.runner import Run
 
+POINTS = pytest.StashKey[dict[str, tuple[Point, ...]]]()
+"""Where pytest's configuration keeps the points of each engine, once they are made."""
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The fixture `point` goes through all points of the engines that can show the test's invariant."""
@@ -16,12 +19,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     marker = metafunc.definition.get_closest_marker("invariant")
     invariant = RUN_INVARIANTS[marker.args[0]]
-    points = [
-        point
-        for name, engine in metafunc.config.stash[SUBJECTS].engines.items()
-        if invariant.observable(engine.capabilities)
-        for point in points_of(name, engine)
-    ]
+    known = metafunc.config.stash.setdefault(POINTS, {})
+    points: list[Point] = []
+    for name, engine in metafunc.config.stash[SUBJECTS].engines.items():
+        if invariant.observable(engine.capabilities):
+            points += known[name] if name in known else known.setdefault(name, points_of(name, engine))
     metafunc.parametrize("point", points, ids=[f"{point.engine}-{point.path}" for point in points])
 
 

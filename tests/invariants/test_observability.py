@@ -80,6 +80,12 @@ def test_a_part_that_an_engine_never_shows_is_named_beside_its_result() -> None:
     assert notes(report) == ["partial exit_state: not shown: a second turn"]
 
 
+def test_a_part_that_no_case_could_show_is_not_held_against_the_engine() -> None:
+    settings = Settings(case_id="plain/rejection/k4/T0.8-penalties/p2", checks=("exit_state",))
+    check = audit({"reference": ENGINE}, settings).engines["reference"].checks["exit_state"]
+    assert (check.result.status, check.result.hidden) == ("holds", ())
+
+
 @pytest.mark.parametrize("name", RUN_INVARIANTS)
 def test_every_invariant_says_what_it_claims_and_what_it_cannot_see(name: str) -> None:
     invariant = RUN_INVARIANTS[name]

@@ -22,6 +22,7 @@ from reference.values import SamplingParams
 from specproof.acceptance_rate import (
     ENGINE,
     PAIR,
+    QUICK_TURNS,
     Coin,
     cases,
     check,
@@ -35,7 +36,7 @@ from specproof.evidence import Evidence
 from specproof.exact_law import measure
 from specproof.law_cases import CONTRARY
 from specproof.laws import LAWS
-from specproof.pairs import tiny
+from specproof.pairs import tiny, toy
 from specproof.results import CheckResult
 from specproof.statistics import seeds
 
@@ -184,6 +185,11 @@ def test_a_drafter_that_starves_shows_as_a_falling_trend_and_a_right_one_as_none
     assert found[Starving].test.p_value < 1e-4
     assert found[Starving].test.z < 0
     assert found[Starving].finding.startswith("acceptance falls over the rounds of a turn, against its closed form")
+
+
+def test_the_effort_of_a_quick_audit_finds_a_wrong_coin_on_the_pair_that_it_runs():
+    result = judge(TOO_OFTEN, list(cases(TOO_OFTEN.capabilities, toy(), SEED)), SEED, QUICK_TURNS)
+    assert result.status == "fails"
 
 
 def test_a_drafter_that_does_not_share_its_noise_is_seen_under_coupled():

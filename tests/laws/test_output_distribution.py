@@ -244,6 +244,20 @@ def test_what_an_engine_raises_is_a_violation_of_its_case():
     assert [found.message for found in result.violations] == ["the engine raised RuntimeError: out of pages"] * 3
 
 
+class FailsInLongTurns(PlainSampler):
+    """Runs out of pages where a turn is long."""
+
+    def start(self, case: Case) -> Iterator[int]:
+        if case.max_tokens > 10:
+            raise RuntimeError("out of pages")
+        return super().start(case)
+
+
+def test_an_engine_that_fails_in_long_turns_only_is_told_so_in_its_own_words():
+    result = judged(FailsInLongTurns(), replace(SMALL, samples=40, turns=1))
+    assert [found.message for found in result.violations] == ["the engine raised RuntimeError: out of pages"] * 3
+
+
 def test_an_engine_that_only_decodes_greedily_is_not_judged():
     greedy = replace(RIGHT, rules=frozenset({"greedy"}))
     assert not LAWS["output_distribution"].observable(greedy.capabilities)

@@ -325,6 +325,11 @@ def test_a_trend_is_seen_where_the_rate_is_right():
     assert found.z < 0
 
 
+def test_coins_of_certain_outcome_have_no_trend():
+    found = trend_test([False] * 5, [1.0] * 5, [-1, -0.5, 0, 0.5, 1])
+    assert (found.z, found.p_value) == (0.0, 1.0)
+
+
 @pytest.mark.parametrize("weights", [[0.5], [0.5, 1.5], [0.5, math.nan]])
 def test_weights_that_are_missing_or_too_large_are_refused(weights: list[float]):
     with pytest.raises(InvalidSetting, match="one weight in"):

@@ -155,7 +155,7 @@ def test_the_faults_above_do_come():
 @pytest.mark.parametrize(
     "place",
     [
-        "mlx_impl.verdict.read",
+        "mlx_impl.readout.read",
         "mlx_impl.decoder.distributions",
         "mlx_impl.drafters.distributions",
         "mlx_impl.decoder.trim_to",

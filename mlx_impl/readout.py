@@ -15,7 +15,7 @@ from reference.errors import DishonestDraft
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RoundReadout:
     """One round, as the host knows it. Lists have length k; faults, one entry for each row.
 
     Attributes:
@@ -61,11 +61,11 @@ class Verdict:
 
 def read_verdict(
     p: mx.array, block: DeviceBlock, num_accepted: mx.array, token: mx.array, target_faults: mx.array
-) -> Verdict:
+) -> RoundReadout:
     """Wait for a round: p [k + 1, V], what the rule decided (both []), and the target's faults [k + 1]."""
     q, drafted = block.probabilities, block.tokens  # [k, V], [k]
     p = p[:-1]  # [k + 1, V] -> [k, V]
-    return Verdict(
+    return RoundReadout(
         *read(
             drafted,
             num_accepted,
