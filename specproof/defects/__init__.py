@@ -1,0 +1,1 @@
+"""Known defects of speculative decoders, each as a small mutation of a right one."""
