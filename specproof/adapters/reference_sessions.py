@@ -5,7 +5,7 @@ Models are wrapped to transform logits and to raise. Which decoder and drafter t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 from reference.cache import KVCache
 from reference.decoder import DecoderState
 from reference.transformer import Activations, Transformer, load
-from reference.values import DraftDistribution
+from reference.values import DraftDistribution, Round
 from specproof.adapters.decoder_sessions import DecoderExactSession, DecoderSession
 from specproof.engine import CacheRows, ModelSpec, Observation
 from specproof.errors import InjectedFault
@@ -38,6 +38,11 @@ class WrappedModel:
     def vocab_size(self) -> int:
         """V."""
         return self._model.vocab_size
+
+    @property
+    def tokens(self) -> Mapping[str, int] | None:
+        """The tokenizer's vocabulary."""
+        return self._model.tokens
 
     def new_cache(self) -> KVCache:
         """The model's own cache."""
@@ -94,6 +99,10 @@ class ReferenceSession(DecoderSession):
     def distributions(self, state: DecoderState) -> tuple[DraftDistribution, ...]:
         """The q of the last round's proposals."""
         return state.block.distributions
+
+    def log_probabilities(self, done: Round | None) -> tuple[float, ...] | None:
+        """As the round reports them."""
+        return None if done is None else done.log_probabilities
 
 
 class ReferenceExactSession(DecoderExactSession):
