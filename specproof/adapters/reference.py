@@ -113,7 +113,7 @@ class ReferenceEngine:
         def make_decoder(on_round: OnRound, processors: Processors) -> Decoder:
             return self._decoder(case, randomness, observed(self.decoder_class, on_round), processors)
 
-        cache = load_model(case.target.folder).new_cache() if target_cache is None else target_cache
+        cache = self.target_class(case.target).new_cache() if target_cache is None else target_cache
         drafter = self._drafter(case, randomness, draft_cache)
         return ReferenceSession(make_decoder, drafter, cache, history, case.max_tokens, shows_contexts=True)
 
