@@ -198,7 +198,10 @@ PROBES: Mapping[str, Probe] = MappingProxyType(
             named="target",
         ),
         "nan_draft": Probe(
-            f"NaN logits of the drafter from position {POISONED} on", _poisoned_draft, tokens=POISONED - 1, named="draft"
+            f"NaN logits of the drafter from position {POISONED} on",
+            _poisoned_draft,
+            tokens=POISONED - 1,
+            named="draft",
         ),
         "target_context": Probe(
             f"a target made for {SHORT_CONTEXT} positions", _short_target, tokens=SHORT_CONTEXT - 2, named="target"
@@ -209,5 +212,3 @@ PROBES: Mapping[str, Probe] = MappingProxyType(
     }
 )
 """Every bad input, by the name under which an engine declares it."""
-
-

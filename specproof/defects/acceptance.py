@@ -209,7 +209,8 @@ DEFECTS = (
     oracle_defect(
         "D84", "acceptance", "vllm-ascend", "vllm-project/vllm-ascend#6685",
         "Probabilities are passed where logits are expected, and go through a second softmax.",
-        expected="counters log_probabilities exact_law output_distribution", silent="draft_cache_offset honest_q bad_input",
+        expected="counters log_probabilities exact_law output_distribution", silent="draft_cache_offset honest_q "
+        "bad_input",
         decoder_class=SoftmaxTwice,
     ),
     oracle_defect(

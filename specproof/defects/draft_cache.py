@@ -192,7 +192,8 @@ DEFECTS = (
     oracle_defect(
         "D05", "draft_cache", "TensorRT-LLM", "NVIDIA/TensorRT-LLM#10160",
         "The drafter is rewound only on the branch that drafted, so a round without proposals leaves it behind.",
-        expected="draft_cache_offset", silent=f"{OUTPUT} cache_content honest_q", drafter_class=RewindsOnlyAfterDrafting,
+        expected="draft_cache_offset", silent=f"{OUTPUT} cache_content honest_q",
+        drafter_class=RewindsOnlyAfterDrafting,
     ),
     oracle_defect(
         "D07", "draft_cache", "vLLM", "vllm-project/vllm#14649",

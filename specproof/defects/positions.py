@@ -127,7 +127,8 @@ DEFECTS = (
         "D115", "positions", "AITER", "ROCm/aiter#2720",
         "The verify kernel gives every row the first one's result where their number is not a power of two.",
         expected="greedy_parity counters log_probabilities exact_law",
-        silent="target_cache_offset draft_cache_offset cache_content emitted_block honest_q processor_history bad_input",
+        silent="target_cache_offset draft_cache_offset cache_content emitted_block honest_q processor_history "
+        "bad_input",
         target_class=RepeatsFirstRow,
     ),
 )  # fmt: skip

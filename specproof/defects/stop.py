@@ -42,7 +42,9 @@ class TestsLastTokenForLookup(Decoder):
         if not isinstance(state.drafter, PromptLookup):
             return super()._report(state, block, p, q, verdict)
         done = Decoder._report(replace(self, stop_tokens=frozenset()), state, block, p, q, verdict)
-        return replace(done, finish=self._finish(done.emitted[-1], len(state.emitted) + len(done.emitted), state.max_tokens))
+        return replace(
+            done, finish=self._finish(done.emitted[-1], len(state.emitted) + len(done.emitted), state.max_tokens)
+        )
 
 
 class IgnoresBudget(Decoder):

@@ -77,7 +77,8 @@ class ComparesSizesOnly(DraftModel):
 
 
 GOOD_INPUT = (
-    "target_cache_offset draft_cache_offset cache_content emitted_block greedy_parity honest_q exit_state processor_history "
+    "target_cache_offset draft_cache_offset cache_content emitted_block greedy_parity honest_q exit_state "
+    "processor_history "
     "counters log_probabilities exact_law output_distribution acceptance_rate randomness"
 )
 """All checks that never give an engine anything bad."""
