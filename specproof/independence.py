@@ -53,8 +53,9 @@ END_POINT_PAIRS: Mapping[str, tuple[Disjoint | Constant, Disjoint | Constant]] =
     "gap": (Constant((BANNED, 0.0, 0.0)), Constant((BANNED, 0.0, 0.5))),
 }
 
-P, Q = (0.4, 0.4, 0.2), (0.15, 0.15, 0.7)
-"""Most proposals are rejected, and two tokens are left to replace them: which one must not depend on the proposal."""
+P, Q = (0.375, 0.375, 0.25), (0.25, 0.25, 0.5)
+"""The last token is refused half of the time, and two are left to replace it. A uniform that drew it, or that refused it,
+is above a half: used again it always gives the second of the two."""
 JOINT_RULES = ("rejection", "block", "sampler_match")
 
 

@@ -7,16 +7,18 @@ engine meets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 
 from specproof import acceptance_rate, bad_input, exact_law, independence, output_distribution
 from specproof.engine import Capabilities, Case, Engine, ExactEngine
 from specproof.laws import LAWS
-from specproof.pairs import tiny, toy
+from specproof.pairs import Pair, tiny, toy
 from specproof.regimes import REGIMES
 from specproof.results import CheckResult
 
@@ -33,22 +35,32 @@ EXACT_CASES: Mapping[str, int] = {
 """Laws that are enumerated, with the length of their sequences: a plain one, and one for every kind of parameter."""
 DRAWN_CASES = ("rejection/k2/T0.7",)
 DRAWN = output_distribution.Effort(samples=50, turns=5, coupled_seeds=1)
+RATE_PAIR = Pair(toy().target, toy().target)
+"""A drafter with the target's weights is always accepted, so that every refusal tells of a wrong row or position."""
 RATE_CASES = ("greedy/k3/T0", "rejection/k3/T1")
-RATE_TURNS = 3
+RATE_TURNS = 2
 REPEATED_RULES = ("rejection",)
-REPEATED = independence.Effort(seeds=2, turns=2, turn_tokens=100)
+REPEATED = independence.Effort(seeds=2, turns=3, turn_tokens=100)
 
 
 @lru_cache(maxsize=8)
 def cases(capabilities: Capabilities) -> tuple[Case, ...]:
     """`CASES_PER_REGIME` of every regime that the engine can be put under, the regimes in turn."""
     generator = np.random.default_rng(SEED)
-    drawn: list[list[Case]] = []
-    for regime in REGIMES.values():
-        every = list(regime.cases(toy(), capabilities, SEED, quick=False))
-        count = min(CASES_PER_REGIME, len(every))
-        drawn.append([every[i] for i in generator.choice(len(every), size=count, replace=False)] if every else [])
+    regimes = (regime.cases(toy(), capabilities, SEED, quick=False) for regime in REGIMES.values())
+    drawn = [list(islice(_shuffled(every, generator), CASES_PER_REGIME)) for every in regimes]
     return tuple(some[i] for i in range(CASES_PER_REGIME) for some in drawn if i < len(some))
+
+
+def _shuffled(every: Iterable[Case], generator: np.random.Generator) -> Iterator[Case]:
+    """All cases in random order, one of every kind of sampling and drafter in turn, which differ in number."""
+    kinds: dict[tuple[str, str], list[Case]] = defaultdict(list)
+    for case in every:
+        kinds[case.id.split("/")[3], case.drafter].append(case)
+    shuffled = [[kind[i] for i in generator.permutation(len(kind))] for kind in kinds.values()]
+    order = generator.permutation(len(shuffled))
+    for turn in range(max(map(len, shuffled), default=0)):
+        yield from (shuffled[i][turn] for i in order if turn < len(shuffled[i]))
 
 
 @dataclass(frozen=True)
@@ -87,7 +99,7 @@ def _output_distribution(engine: Engine) -> CheckResult:
 
 
 def _acceptance_rate(engine: Engine) -> CheckResult:
-    every = acceptance_rate.cases(engine.capabilities, tiny(), SEED)
+    every = acceptance_rate.cases(engine.capabilities, RATE_PAIR, SEED)
     return acceptance_rate.judge(engine, _named(acceptance_rate.NAME, every, RATE_CASES), SEED, RATE_TURNS)
 
 

@@ -90,7 +90,7 @@ DEFECTS = (
     oracle_defect(
         "D90", "randomness", "SGLang", "sgl-project/sglang#7231",
         "The coin of the acceptance walk makes the final draw as well.",
-        expected="randomness output_distribution", silent=RULE, randomness_class=OneCoinForBoth,
+        expected="randomness", silent=RULE, randomness_class=OneCoinForBoth,
     ),
     oracle_defect(
         "D91", "randomness", "vLLM", "vllm-project/vllm#6038",
