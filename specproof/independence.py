@@ -54,8 +54,8 @@ END_POINT_PAIRS: Mapping[str, tuple[Disjoint | Constant, Disjoint | Constant]] =
 }
 
 P, Q = (0.375, 0.375, 0.25), (0.25, 0.25, 0.5)
-"""The last token is refused half of the time, and two are left to replace it. A uniform that drew it, or that refused it,
-is above a half: used again it always gives the second of the two."""
+"""The last token is refused half of the time, and two are left to replace it. A uniform that drew it, or that refused
+it, is above a half: used again it always gives the second of the two."""
 JOINT_RULES = ("rejection", "block", "sampler_match")
 
 
