@@ -88,7 +88,7 @@ class Grid:
     @property
     def vocab_size(self) -> int:
         """V of the target."""
-        return oracle_of(ModelSpec(self.pair.target)).vocab_size
+        return oracle_of(self.pair.target_spec()).vocab_size
 
     @property
     def rules(self) -> tuple[str, ...]:

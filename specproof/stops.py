@@ -71,7 +71,7 @@ def _rejected(grid: Grid, setting: Setting, prompt: Tokens, answer: Tokens) -> I
 
 def _unrepeating(grid: Grid, length: int) -> tuple[Tokens, Tokens]:
     """A prompt whose greedy continuation has the longest start without a repeated token, and that continuation."""
-    target = oracle_of(ModelSpec(grid.pair.target))
+    target = oracle_of(grid.pair.target_spec())
     best: tuple[int, Tokens, Tokens] = (-1, (), ())
     for number in range(1, 3 * CANDIDATES, 3):  # prompts of the middle length
         prompt = grid.prompt(number)

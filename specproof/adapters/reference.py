@@ -18,7 +18,7 @@ from reference.prompt_lookup import PromptLookup
 from reference.randomness import Randomness, SeededRandomness
 from reference.values import SamplingParams
 from specproof.adapters.decoder_sessions import OnRound, Processors, observed
-from specproof.adapters.reference_sessions import ReferenceExactSession, ReferenceSession, WrappedModel, load_model
+from specproof.adapters.reference_sessions import ReferenceExactSession, ReferenceSession, WrappedModel
 from specproof.engine import Capabilities, Case, Choices, Schedule, Session
 
 __all__ = ["DEFERRED", "EAGER", "ENGINE", "ReferenceEngine", "ReferenceExactSession", "ReferenceSession"]
@@ -34,12 +34,17 @@ class ReferenceEngine:
         name: in reports.
         schedule: when the draft model forwards its last proposal.
         decoder_class, drafter_class: what to run: the oracle's own, or one that is wrong on purpose.
+        target_class, draft_class: the models that it is run on, as `WrappedModel`.
+        architecture: what is made of the weights.
     """
 
     name: str = "reference"
     schedule: Schedule = "catch_up"
     decoder_class: type[Decoder] = Decoder
     drafter_class: type[DraftModel] = DraftModel
+    target_class: type[WrappedModel] = WrappedModel
+    draft_class: type[WrappedModel] = WrappedModel
+    architecture: str = "llama"
 
     @property
     def version(self) -> str:
@@ -66,6 +71,8 @@ class ReferenceEngine:
             min_prob=True,
             sampling=frozenset(field.name for field in fields(SamplingParams)),
             contexts=True,
+            architecture=self.architecture,
+            block_tables=self.architecture == "paged",
         )
 
     def start(self, case: Case) -> ReferenceSession:
@@ -97,7 +104,7 @@ class ReferenceEngine:
         def make_decoder(on_round: OnRound, processors: Processors) -> Decoder:
             return self._decoder(case, randomness, observed(self.decoder_class, on_round), processors)
 
-        cache = load_model(case.target.folder).new_cache() if target_cache is None else target_cache
+        cache = self.target_class(case.target).new_cache() if target_cache is None else target_cache
         drafter = self._drafter(case, randomness, draft_cache)
         return ReferenceSession(make_decoder, drafter, cache, history, case.max_tokens, shows_contexts=True)
 
@@ -105,7 +112,7 @@ class ReferenceEngine:
         self, case: Case, randomness: Randomness, decoder_class: type[Decoder], processors: Processors
     ) -> Decoder:
         return decoder_class(
-            WrappedModel(case.target),
+            self.target_class(case.target),
             rule=case.rule,
             sampling=case.sampling,
             randomness=randomness,
@@ -116,9 +123,9 @@ class ReferenceEngine:
 
     def _drafter(self, case: Case, randomness: Randomness, cache: KVCache | None) -> Drafter:
         if case.draft is None:
-            return PromptLookup(load_model(case.target.folder).vocab_size)
+            return PromptLookup(self.target_class(case.target).vocab_size)
         return self.drafter_class(
-            WrappedModel(case.draft),
+            self.draft_class(case.draft),
             case.sampling,
             randomness,
             schedule=self.schedule,

@@ -1,0 +1,45 @@
+"""What can be made of the weights of a checkpoint: the oracle's models by name, for engines and for the cache-free truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from reference.errors import InvalidSetting
+from reference.parts.batch import BatchTransformer
+from reference.parts.grammar import GrammarTransformer
+from reference.parts.paged import PagedTransformer
+from reference.parts.quantised import QuantisedTransformer
+from reference.parts.recurrent import RecurrentTransformer
+from reference.parts.rotating import WindowedTransformer
+from reference.parts.rows import load_as
+from reference.transformer import Transformer
+
+ARCHITECTURES: Mapping[str, type[Transformer]] = {
+    "llama": Transformer,
+    "windowed": WindowedTransformer,
+    "recurrent": RecurrentTransformer,
+    "quantised": QuantisedTransformer,
+    "paged": PagedTransformer,
+    "grammar": GrammarTransformer,
+    "batch": BatchTransformer,
+}
+"""Each reads the same folders. `llama`, `paged` and `batch` compute the same; the others do not."""
+
+
+def model_class(architecture: str) -> type[Transformer]:
+    """The model of that name.
+
+    Raises:
+        InvalidSetting: there is none.
+    """
+    if architecture not in ARCHITECTURES:
+        raise InvalidSetting(f"no architecture is named {architecture!r}; give one of {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[architecture]
+
+
+@lru_cache(maxsize=64)
+def load_model(folder: Path, made_of: type[Transformer] = Transformer) -> Transformer:
+    """The model of a folder, which must not change while the process runs."""
+    return load_as(made_of, folder)
