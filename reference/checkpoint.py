@@ -36,6 +36,7 @@ class LlamaConfig:
     rms_norm_eps: float
     rope_theta: float
     tied: bool
+    max_positions: int | None = None
 
 
 def read_config(folder: Path) -> LlamaConfig:
@@ -64,6 +65,7 @@ def read_config(folder: Path) -> LlamaConfig:
             rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
             rope_theta=float(fields.get("rope_theta") or rope.get("rope_theta", 10000.0)),
             tied=bool(fields.get("tie_word_embeddings", False)),
+            max_positions=int(fields.get("max_position_embeddings") or 0) or None,
         )
     except KeyError as error:
         raise CheckpointError(

@@ -172,6 +172,7 @@ class Round:
         emitted: the tokens the round added: `drafted[:a]` and one more, unless a stop token cut the block.
         p, q: the target's and the drafter's probability of each drafted token, length k.
         sum_min, sum_prod: sum_x min(p, q) and sum_x p q at each *tested* position, length min(a + 1, k).
+        log_probabilities: log p of each emitted token, under the distribution that plain decoding draws it from.
         finish: why the turn ended with this round; None while it goes on.
     """
 
@@ -182,6 +183,7 @@ class Round:
     q: tuple[float, ...] = ()
     sum_min: tuple[float, ...] = ()
     sum_prod: tuple[float, ...] = ()
+    log_probabilities: tuple[float, ...] = ()
     finish: Finish | None = None
 
     @property

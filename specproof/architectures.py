@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,18 +28,18 @@ ARCHITECTURES: Mapping[str, type[Transformer]] = {
 """Each reads the same folders. `llama`, `paged` and `batch` compute the same; the others do not."""
 
 
-def model_class(architecture: str) -> type[Transformer]:
+def architecture(name: str) -> type[Transformer]:
     """The model of that name.
 
     Raises:
         InvalidSetting: there is none.
     """
-    if architecture not in ARCHITECTURES:
-        raise InvalidSetting(f"no architecture is named {architecture!r}; give one of {', '.join(ARCHITECTURES)}")
-    return ARCHITECTURES[architecture]
+    if name not in ARCHITECTURES:
+        raise InvalidSetting(f"no architecture is named {name!r}; give one of {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]
 
 
 @lru_cache(maxsize=64)
-def load_model(folder: Path, made_of: type[Transformer] = Transformer) -> Transformer:
-    """The model of a folder, which must not change while the process runs."""
+def load_model(folder: Path, made_of: Callable[..., Transformer] = Transformer) -> Transformer:
+    """The model that a class makes of a folder, which must not change while the process runs."""
     return load_as(made_of, folder)

@@ -9,7 +9,7 @@ Which engines there are, and how one is loaded by its name, is in `registry`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -123,6 +123,10 @@ class Capabilities:
         architecture: what it makes of the weights of a checkpoint, by its name in `specproof.architectures`: the oracle
             does the same, without a cache.
         block_tables: its caches are paged, and it shows their tables.
+        log_probabilities: it shows the log-probability of every token that a round emitted.
+        injectable_uniforms: the uniforms in [0, 1) that its coins and draws are made from can be given to it
+            (`UniformEngine`).
+        refusals: bad inputs that it can be given, and must refuse: names of `specproof.bad_input.PROBES`.
         lossy: it declares that its output is not the target's distribution; the audit measures how far.
     """
 
@@ -146,6 +150,9 @@ class Capabilities:
     contexts: bool = False
     architecture: str = "llama"
     block_tables: bool = False
+    log_probabilities: bool = False
+    injectable_uniforms: bool = False
+    refusals: frozenset[str] = frozenset()
     lossy: bool = False
 
 
@@ -200,6 +207,8 @@ class Boundary:
         contexts: the token sequences that the target's logits processors saw in that round (in the first
             boundary: in prefill), in order; None: cannot be seen.
         observation: the caches, here.
+        log_probabilities: log p of each token that the round emitted, p being what plain decoding draws it from, after
+            temperature, penalties and truncation; None: cannot be seen.
     """
 
     emitted: tuple[int, ...]
@@ -207,6 +216,7 @@ class Boundary:
     observation: Observation = field(default_factory=Observation)
     draft_distributions: tuple[DraftDistribution, ...] | None = None
     contexts: tuple[tuple[int, ...], ...] | None = None
+    log_probabilities: tuple[float, ...] | None = None
 
 
 @runtime_checkable
@@ -304,4 +314,13 @@ class ExactEngine(Engine, Protocol):
 
     def start_exact(self, case: Case, choices: Choices) -> ExactSession:
         """Begin a decode (prefill's draw included) whose every random choice is made by `choices`."""
+        ...
+
+
+@runtime_checkable
+class UniformEngine(Engine, Protocol):
+    """An engine whose uniforms can be given to it: the end points 0 and just under 1 are never met by chance."""
+
+    def start_uniform(self, case: Case, uniform: Callable[[], float]) -> Session:
+        """Begin a decode whose every coin and draw is made, by the engine itself, from `uniform()` in [0, 1)."""
         ...

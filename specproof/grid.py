@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from reference.values import SamplingParams
-from specproof.engine import Capabilities, Case, ModelSpec
+from specproof.engine import Capabilities, Case
 from specproof.forcing import CYCLE, Models
 from specproof.oracle import oracle_of
 from specproof.pairs import Pair

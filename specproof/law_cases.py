@@ -13,7 +13,7 @@ import numpy as np
 
 from reference.acceptance import RULES
 from reference.values import SamplingParams
-from specproof.engine import Capabilities, Case, DrafterKind, ModelSpec
+from specproof.engine import Capabilities, Case, DrafterKind
 from specproof.oracle import oracle_of
 from specproof.pairs import Pair
 from specproof.results import Violation

@@ -18,7 +18,7 @@ from reference.parts.grammar import GrammarTransformer
 from reference.sampling import distribution
 from reference.transformer import Transformer, WholePass
 from reference.values import SamplingParams
-from specproof.architectures import load_model, model_class
+from specproof.architectures import architecture, load_model
 from specproof.engine import CacheRows, Floats, ModelSpec
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -48,9 +48,9 @@ class _Passes:
 
 
 @lru_cache(maxsize=32)
-def _passes(folder: Path, architecture: str) -> _Passes:
+def _passes(folder: Path, name: str) -> _Passes:
     """The passes of a folder's model; the folder must not change while the process runs."""
-    return _Passes(load_model(folder, model_class(architecture)))
+    return _Passes(load_model(folder, architecture(name)))
 
 
 class Oracle:

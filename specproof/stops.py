@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from specproof import forcing
-from specproof.engine import Case, ModelSpec
+from specproof.engine import Case
 from specproof.grid import BLOCK_SIZES, Grid, Setting
 from specproof.oracle import oracle_of
 

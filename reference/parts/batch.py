@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from reference.cache import KVCache, LayerCache
 from reference.errors import CacheLengthError
-from reference.transformer import Activations, Transformer, rotary_angles
+from reference.transformer import Activations, Transformer
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -95,9 +95,7 @@ class RowCache(KVCache):
     def __init__(self, batch: BatchCache, row: int) -> None:
         self.batch = batch
         self.row = row
-        super().__init__(
-            cast(list[LayerCache], [RowLayer(batch, index, row) for index in range(len(batch.keys))])
-        )
+        super().__init__(cast(list[LayerCache], [RowLayer(batch, index, row) for index in range(len(batch.keys))]))
 
     def trim_to(self, length: int) -> None:
         """As `KVCache.trim_to`.
@@ -132,7 +130,9 @@ class BatchTransformer(Transformer):
 
     def forward(self, tokens: Sequence[int], cache: KVCache) -> Activations:
         """As `Transformer.forward`: of a row of a batch, or with a cache of its own."""
-        return self.forward_rows([tokens], [cache])[0] if isinstance(cache, RowCache) else super().forward(tokens, cache)
+        return (
+            self.forward_rows([tokens], [cache])[0] if isinstance(cache, RowCache) else super().forward(tokens, cache)
+        )
 
     def forward_rows(self, tokens: Sequence[Sequence[int]], caches: Sequence[RowCache]) -> list[Activations]:
         """Run T_r tokens of each of some rows of one batch, all at once: per row logits [T_r, V], hidden [T_r, D].
@@ -146,7 +146,8 @@ class BatchTransformer(Transformer):
         x = np.concatenate([self._embed(row) for row in tokens])  # [N, D]
         rows = np.repeat([cache.row for cache in caches], [len(row) for row in tokens])  # [N]
         positions = np.concatenate([c.offset + np.arange(len(t)) for c, t in zip(caches, tokens, strict=True)])  # [N]
-        angles = rotary_angles(positions, self.config)  # [N, d/2]
+        self._check_positions(np.sort(positions))
+        angles = self._angles(positions)  # [N, d/2]
         for index, layer in enumerate(self.layers):
             queries, keys, values = self._project(layer, x, angles)
             batch.append(index, rows, positions, keys, values)
@@ -155,6 +156,5 @@ class BatchTransformer(Transformer):
         done = self._finish(x)
         ends = np.cumsum([len(row) for row in tokens])[:-1]
         return [
-            Activations(*parts)
-            for parts in zip(np.split(done.logits, ends), np.split(done.hidden, ends), strict=True)
+            Activations(*parts) for parts in zip(np.split(done.logits, ends), np.split(done.hidden, ends), strict=True)
         ]

@@ -53,7 +53,7 @@ class Packed:
     def followed_by(self, other: Packed) -> Packed:
         """Its rows, then the other's."""
         parts = zip(self._parts(), other._parts(), strict=True)
-        return Packed(*(np.concatenate(pair, axis=1) for pair in parts))  # type: ignore[arg-type]
+        return Packed(*(np.concatenate(pair, axis=1) for pair in parts))
 
     def first(self, length: int) -> Packed:
         """Its first rows: codes, scales and lows alike."""

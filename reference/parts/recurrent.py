@@ -174,7 +174,8 @@ class RecurrentTransformer(Transformer):
         """As `Transformer.forward`."""
         x = self._embed(tokens)  # [T] -> [T, D]
         positions = cache.offset + np.arange(len(x))  # [T]
-        angles = rotary_angles(positions, self.config)  # [T, d/2]
+        self._check_positions(positions)
+        angles = self._angles(positions)  # [T, d/2]
         for index, layer in enumerate(self.layers):
             queries, keys, values = self._project(layer, x, angles)
             held = cache.append(index, keys, values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, Self, TypeVar, cast
 
@@ -58,7 +58,7 @@ def cache_of(layers: Sequence[Rows | LayerCache]) -> KVCache:
     return KVCache(cast(list[LayerCache], list(layers)))
 
 
-def load_as(model_class: type[Model], folder: Path | str) -> Model:
+def load_as(model_class: Callable[..., Model], folder: Path | str) -> Model:
     """As `transformer.load`, with a class that treats the same weights in another way."""
     folder = Path(folder)
     config = read_config(folder)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from typing import cast
@@ -15,10 +15,11 @@ from reference.cache import KVCache
 from reference.decoder import Decoder
 from reference.drafters import Drafter, DraftModel
 from reference.prompt_lookup import PromptLookup
-from reference.randomness import Randomness, SeededRandomness
+from reference.randomness import Randomness, SeededRandomness, UniformRandomness
 from reference.values import SamplingParams
 from specproof.adapters.decoder_sessions import OnRound, Processors, observed
 from specproof.adapters.reference_sessions import ReferenceExactSession, ReferenceSession, WrappedModel
+from specproof.bad_input import PROBES
 from specproof.engine import Capabilities, Case, Choices, Schedule, Session
 
 __all__ = ["DEFERRED", "EAGER", "ENGINE", "ReferenceEngine", "ReferenceExactSession", "ReferenceSession"]
@@ -33,7 +34,8 @@ class ReferenceEngine:
     Attributes:
         name: in reports.
         schedule: when the draft model forwards its last proposal.
-        decoder_class, drafter_class: what to run: the oracle's own, or one that is wrong on purpose.
+        decoder_class, drafter_class, lookup_class, randomness_class: what to run: the oracle's own, or one that is wrong
+            on purpose. `lookup_class` is called with the vocabulary size, `randomness_class` with a case's seed.
         target_class, draft_class: the models that it is run on, as `WrappedModel`.
         architecture: what is made of the weights.
     """
@@ -42,6 +44,8 @@ class ReferenceEngine:
     schedule: Schedule = "catch_up"
     decoder_class: type[Decoder] = Decoder
     drafter_class: type[DraftModel] = DraftModel
+    lookup_class: Callable[[int], PromptLookup] = PromptLookup
+    randomness_class: Callable[[int], UniformRandomness] = SeededRandomness
     target_class: type[WrappedModel] = WrappedModel
     draft_class: type[WrappedModel] = WrappedModel
     architecture: str = "llama"
@@ -73,11 +77,20 @@ class ReferenceEngine:
             contexts=True,
             architecture=self.architecture,
             block_tables=self.architecture == "paged",
+            log_probabilities=True,
+            injectable_uniforms=True,
+            refusals=frozenset(PROBES),
         )
 
     def start(self, case: Case) -> ReferenceSession:
         """A decode on fresh caches, with random numbers from the case's seed."""
-        return self._session(case, case.prompt, None, None)
+        return self._session(case, case.prompt, None, None, self.randomness_class(case.seed))
+
+    def start_uniform(self, case: Case, uniform: Callable[[], float]) -> ReferenceSession:
+        """As `start`, with the uniforms that are given."""
+        randomness = self.randomness_class(case.seed)
+        randomness.uniform = uniform
+        return self._session(case, case.prompt, None, None, randomness)
 
     def resume(self, session: Session, emitted: Sequence[int], tokens: Sequence[int], case: Case) -> ReferenceSession:
         """A warm start on the caches of `session`: prefill forwards what they do not hold.
@@ -87,7 +100,8 @@ class ReferenceEngine:
         """
         ended = cast(ReferenceSession, session)
         history = (*case.prompt, *emitted, *tokens)
-        return self._session(case, history, ended.target_cache, ended.drafter.cache)
+        randomness = self.randomness_class(case.seed)
+        return self._session(case, history, ended.target_cache, ended.drafter.cache, randomness)
 
     def start_exact(self, case: Case, choices: Choices) -> ReferenceExactSession:
         """A decode whose every choice is made by `choices`, prefill's draw included."""
@@ -97,10 +111,9 @@ class ReferenceEngine:
         return ReferenceExactSession(decoder, decoder.prefill(case.prompt, drafter, case.max_tokens))
 
     def _session(
-        self, case: Case, history: Sequence[int], target_cache: KVCache | None, draft_cache: KVCache | None
-    ) -> ReferenceSession:
-        randomness = SeededRandomness(case.seed)
-
+        self, case: Case, history: Sequence[int], target_cache: KVCache | None, draft_cache: KVCache | None,
+        randomness: Randomness,
+    ) -> ReferenceSession:  # fmt: skip
         def make_decoder(on_round: OnRound, processors: Processors) -> Decoder:
             return self._decoder(case, randomness, observed(self.decoder_class, on_round), processors)
 
@@ -123,7 +136,7 @@ class ReferenceEngine:
 
     def _drafter(self, case: Case, randomness: Randomness, cache: KVCache | None) -> Drafter:
         if case.draft is None:
-            return PromptLookup(self.target_class(case.target).vocab_size)
+            return self.lookup_class(self.target_class(case.target).vocab_size)
         return self.drafter_class(
             self.draft_class(case.draft),
             case.sampling,

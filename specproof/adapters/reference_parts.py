@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -127,9 +127,9 @@ class BatchEngine(ReferenceEngine):
         return replace(super().capabilities, injectable_choices=False)
 
     def _session(
-        self, case: Case, history: Sequence[int], target_cache: KVCache | None, draft_cache: KVCache | None, *more: Any
-    ) -> ReferenceSession:
-        randomness = more[0] if more else SeededRandomness(case.seed)
+        self, case: Case, history: Sequence[int], target_cache: KVCache | None, draft_cache: KVCache | None,
+        randomness: Randomness,
+    ) -> ReferenceSession:  # fmt: skip
         caches = self._rows(case, history, target_cache)
         own = self.companions_before
         others = {row: self._companion(case, history, row, cache) for row, cache in enumerate(caches) if row != own}

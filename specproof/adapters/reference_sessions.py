@@ -5,7 +5,7 @@ Models are wrapped to transform logits and to raise. Which decoder and drafter t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,9 +13,9 @@ from reference.cache import KVCache
 from reference.decoder import DecoderState
 from reference.parts.paged import BLOCK_SIZE, PagedCache
 from reference.transformer import Activations, Transformer
-from reference.values import DraftDistribution
+from reference.values import DraftDistribution, Round
 from specproof.adapters.decoder_sessions import DecoderExactSession, DecoderSession
-from specproof.architectures import load_model, model_class
+from specproof.architectures import architecture, load_model
 from specproof.engine import BlockTable, CacheRows, ModelSpec, Observation
 from specproof.errors import InjectedFault
 
@@ -30,7 +30,7 @@ class WrappedModel:
     model_class: type[Transformer] | None = None
 
     def __init__(self, spec: ModelSpec) -> None:
-        self._model = load_model(spec.folder, self.model_class or model_class(spec.architecture))
+        self._model = load_model(spec.folder, self.model_class or architecture(spec.architecture))
         self._transform = spec.transform
         self._fault = spec.fault
         self._calls = 0
@@ -44,6 +44,11 @@ class WrappedModel:
     def vocab_size(self) -> int:
         """V."""
         return self._model.vocab_size
+
+    @property
+    def tokens(self) -> Mapping[str, int] | None:
+        """The tokenizer's vocabulary."""
+        return self._model.tokens
 
     def new_cache(self) -> KVCache:
         """The model's own cache."""
@@ -101,6 +106,10 @@ class ReferenceSession(DecoderSession):
     def distributions(self, state: DecoderState) -> tuple[DraftDistribution, ...]:
         """The q of the last round's proposals."""
         return state.block.distributions
+
+    def log_probabilities(self, done: Round | None) -> tuple[float, ...] | None:
+        """As the round reports them."""
+        return None if done is None else done.log_probabilities
 
 
 class ReferenceExactSession(DecoderExactSession):

@@ -14,6 +14,7 @@ from specproof.invariants.contexts import PROCESSOR_HISTORY
 from specproof.invariants.counting import COUNTERS
 from specproof.invariants.exits import EXIT_STATE
 from specproof.invariants.honesty import HONEST_Q
+from specproof.invariants.log_probabilities import LOG_PROBABILITIES
 from specproof.invariants.offsets import DRAFT_CACHE_OFFSET, TARGET_CACHE_OFFSET
 from specproof.invariants.parity import GREEDY_PARITY
 
@@ -30,6 +31,7 @@ RUN_INVARIANTS: Mapping[str, RunInvariant] = {
         EXIT_STATE,
         PROCESSOR_HISTORY,
         COUNTERS,
+        LOG_PROBABILITIES,
     )
 }
 
