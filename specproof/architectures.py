@@ -1,10 +1,11 @@
-"""What can be made of the weights of a checkpoint: the oracle's models by name, for engines and for the cache-free truth."""
+"""What can be made of the weights of a checkpoint: models of `reference` by name, for engines and for the oracle."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import cast
 
 from reference.errors import InvalidSetting
 from reference.parts.batch import BatchTransformer
@@ -39,7 +40,11 @@ def architecture(name: str) -> type[Transformer]:
     return ARCHITECTURES[name]
 
 
-@lru_cache(maxsize=64)
-def load_model(folder: Path, made_of: Callable[..., Transformer] = Transformer) -> Transformer:
+def load_model(folder: Path, made_of: Callable[..., Transformer]) -> Transformer:
     """The model that a class makes of a folder, which must not change while the process runs."""
+    return _loaded(folder, cast(Hashable, made_of))
+
+
+@lru_cache(maxsize=64)
+def _loaded(folder: Path, made_of: Callable[..., Transformer]) -> Transformer:
     return load_as(made_of, folder)

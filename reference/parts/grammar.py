@@ -74,7 +74,7 @@ def grammar_mask(context: Sequence[int], logits: Floats) -> Floats:
 
 
 class GrammarTransformer(Transformer):
-    """A Llama that is to be decoded under the grammar. Its forward is the plain one: masks are the decoder's to apply."""
+    """A Llama that is to be decoded under the grammar. Its forward is the plain one: the decoder masks."""
 
     def constrained(self, tokens: Sequence[int], logits: Floats) -> Floats:
         """Logits [T, V], row i masked for what may follow the first i + 1 tokens."""

@@ -34,8 +34,8 @@ class ReferenceEngine:
     Attributes:
         name: in reports.
         schedule: when the draft model forwards its last proposal.
-        decoder_class, drafter_class, lookup_class, randomness_class: what to run: the oracle's own, or one that is wrong
-            on purpose. `lookup_class` is called with the vocabulary size, `randomness_class` with a case's seed.
+        decoder_class, drafter_class, lookup_class, randomness_class: what to run: the oracle's own, or one that is
+            wrong on purpose. `lookup_class` is called with the vocabulary size, `randomness_class` with a case's seed.
         target_class, draft_class: the models that it is run on, as `WrappedModel`.
         architecture: what is made of the weights.
     """

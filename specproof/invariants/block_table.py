@@ -38,8 +38,8 @@ def _problems(table: BlockTable, held: int) -> Iterator[str]:
         yield f"the table {table.blocks} names a block twice: rows overwrite each other"
     if table.in_use != len(table.blocks):
         yield (
-            f"{table.in_use} blocks of the pool are in use, expected the {len(table.blocks)} of the table: a block that "
-            "is taken must be in a table, and one that is given back in none"
+            f"{table.in_use} blocks of the pool are in use, expected the {len(table.blocks)} of the table: a block "
+            "that is taken must be in a table, and one that is given back in none"
         )
 
 
