@@ -114,6 +114,9 @@ class RingLayer:
 class WindowedTransformer(Transformer):
     """A Llama whose layers 0, 2, .. have a sliding window; the others see everything."""
 
+    ring_class: type[RingLayer] = RingLayer
+    """What a sliding layer keeps its rows in."""
+
     def is_sliding(self, index: int) -> bool:
         """Whether a layer has a window."""
         return index % 2 == 0
@@ -123,7 +126,7 @@ class WindowedTransformer(Transformer):
         shape = (self.config.num_kv_heads, self.config.head_dim)
         nothing = np.zeros((shape[0], 0, shape[1]))
         layers: list[Rows | LayerCache] = [
-            RingLayer.empty(*shape) if self.is_sliding(index) else LayerCache(nothing, nothing)
+            self.ring_class.empty(*shape) if self.is_sliding(index) else LayerCache(nothing, nothing)
             for index in range(self.config.num_layers)
         ]
         return cache_of(layers)

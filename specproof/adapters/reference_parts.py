@@ -78,6 +78,8 @@ class MatcherEngine(GrammarEngine):
 class WrappedBatchModel(WrappedModel):
     """As `WrappedModel`, for a target that also verifies several rows at once. A fault counts such a pass as one."""
 
+    model_class = BatchTransformer
+
     def new_batch(self, num_rows: int, capacity: int) -> list[RowCache]:
         """The rows of an empty batch."""
         return self._batch_model.new_batch(num_rows, capacity)
@@ -183,8 +185,16 @@ def _faultless(spec: ModelSpec) -> ModelSpec:
     return replace(spec, fault=None)
 
 
+@dataclass(frozen=True)
+class BatchGrammarEngine(GrammarEngine, BatchEngine):
+    """As `BatchEngine`, every row under the grammar."""
+
+    name: str = "reference-batch-grammar"
+
+
 GRAMMAR = GrammarEngine()
 MATCHER = MatcherEngine()
 BATCH = BatchEngine()
-PARTS = (WINDOWED, RECURRENT, QUANTISED, PAGED, GRAMMAR, MATCHER, BATCH)
+BATCH_GRAMMAR = BatchGrammarEngine()
+PARTS = (WINDOWED, RECURRENT, QUANTISED, PAGED, GRAMMAR, MATCHER, BATCH, BATCH_GRAMMAR)
 """Every right engine of this module."""
