@@ -23,7 +23,8 @@ from reference.transformer import Activations, Layer, Transformer, WholePass, ro
 Floats = NDArray[np.float64]
 
 ROOM = 8
-"""Inputs behind the checkpoint, and so tokens that can be taken back, besides all those of the last forward."""
+"""Inputs behind the checkpoint, and so tokens that can be taken back, besides all those of the last forward: what
+a drafter needs, whose block is several forwards."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +67,20 @@ class RecurrentLayer:
         checkpoint: the state that a rollback starts from.
         state: the state now.
         staged_keys, staged_values: [n_kv_heads, S, d], the inputs between the two.
+        room: inputs that stay staged when others come.
     """
 
     checkpoint: RecurrentState
     state: RecurrentState
     staged_keys: Floats
     staged_values: Floats
+    room: int
 
     @classmethod
-    def empty(cls, num_kv_heads: int, head_dim: int) -> Self:
+    def empty(cls, num_kv_heads: int, head_dim: int, room: int = ROOM) -> Self:
         """Before any token."""
         start, nothing = RecurrentState.empty(num_kv_heads, head_dim), np.zeros((num_kv_heads, 0, head_dim))
-        return cls(start, start, nothing, nothing)
+        return cls(start, start, nothing, nothing, room)
 
     @property
     def offset(self) -> int:
@@ -101,7 +104,7 @@ class RecurrentLayer:
 
     def with_rows(self, keys: Floats, values: Floats) -> Self:
         """Itself after T more tokens [n_kv_heads, T, d]. The checkpoint stays before all T of them."""
-        surplus = max(int(self.staged_keys.shape[1]) - ROOM, 0)
+        surplus = max(int(self.staged_keys.shape[1]) - self.room, 0)
         *_, checkpoint = self.run(self.checkpoint, self.staged_keys[:, :surplus], self.staged_values[:, :surplus])
         *_, state = self.run(self.state, keys, values)
         return replace(
@@ -121,7 +124,7 @@ class RecurrentLayer:
         if length >= self.offset:
             return self
         if length == 0:
-            return self.empty(len(self.staged_keys), self.staged_keys.shape[-1])
+            return self.empty(len(self.staged_keys), self.staged_keys.shape[-1], self.room)
         keep = length - self.checkpoint.offset
         if keep < 0:
             raise CacheLengthError(
@@ -155,6 +158,8 @@ class RecurrentTransformer(Transformer):
 
     layer_class: type[RecurrentLayer] = RecurrentLayer
     """What a recurrent layer keeps its state in."""
+    room: int = ROOM
+    """Inputs that such a layer keeps staged."""
 
     def is_recurrent(self, index: int) -> bool:
         """Whether a layer has a state in place of rows."""
@@ -165,7 +170,7 @@ class RecurrentTransformer(Transformer):
         shape = (self.config.num_kv_heads, self.config.head_dim)
         nothing = np.zeros((shape[0], 0, shape[1]))
         layers: list[Rows | LayerCache] = [
-            self.layer_class.empty(*shape) if self.is_recurrent(index) else LayerCache(nothing, nothing)
+            self.layer_class.empty(*shape, self.room) if self.is_recurrent(index) else LayerCache(nothing, nothing)
             for index in range(self.config.num_layers)
         ]
         return cache_of(layers)
@@ -226,6 +231,12 @@ class RecurrentTransformer(Transformer):
         nothing = np.zeros((c.num_kv_heads, 1, c.head_dim))
         return self._mix(layer, x, np.zeros((c.num_heads, len(x), c.head_dim)), nothing, nothing,
                          np.ones((len(x), 1), dtype=np.bool_))  # fmt: skip
+
+
+class RecurrentTarget(RecurrentTransformer):
+    """As a target, whose block is one forward: the checkpoint is the state before the last block."""
+
+    room = 0
 
 
 def all_memories(keys: Floats, values: Floats) -> Floats:

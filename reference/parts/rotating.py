@@ -24,7 +24,8 @@ Bools = NDArray[np.bool_]
 WINDOW = 4
 """W: a position sees itself and W - 1 before it."""
 ROOM = 8
-"""Rows that stay staged, and so can be dropped again, besides all those of the last forward."""
+"""Rows that stay staged, and so can be dropped again, besides all those of the last forward: what a drafter
+needs, whose block is several forwards."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class RingLayer:
         ring_keys, ring_values: [n_kv_heads, W, head_dim]; position p is in slot p mod W.
         folded: positions before this one are in the ring, or forgotten.
         staged_keys, staged_values: [n_kv_heads, S, head_dim], positions `folded` .. `folded + S - 1`.
+        room: rows that stay staged when others come.
     """
 
     ring_keys: Floats
@@ -42,12 +44,13 @@ class RingLayer:
     folded: int
     staged_keys: Floats
     staged_values: Floats
+    room: int
 
     @classmethod
-    def empty(cls, num_kv_heads: int, head_dim: int) -> Self:
+    def empty(cls, num_kv_heads: int, head_dim: int, room: int = ROOM) -> Self:
         """A layer without rows."""
         ring, nothing = np.zeros((num_kv_heads, WINDOW, head_dim)), np.zeros((num_kv_heads, 0, head_dim))
-        return cls(ring, ring, 0, nothing, nothing)
+        return cls(ring, ring, 0, nothing, nothing, room)
 
     @property
     def offset(self) -> int:
@@ -75,7 +78,7 @@ class RingLayer:
 
     def with_rows(self, keys: Floats, values: Floats) -> Self:
         """Itself after T more rows [n_kv_heads, T, head_dim], all of them staged."""
-        settled = self.fold(int(self.staged_keys.shape[1]) - ROOM)
+        settled = self.fold(int(self.staged_keys.shape[1]) - self.room)
         return replace(
             settled,
             staged_keys=np.concatenate([settled.staged_keys, keys], axis=1),
@@ -101,7 +104,7 @@ class RingLayer:
             CacheLengthError: rows that the ring has overwritten would be needed.
         """
         if length == 0:
-            return self.empty(len(self.ring_keys), self.ring_keys.shape[-1])
+            return self.empty(len(self.ring_keys), self.ring_keys.shape[-1], self.room)
         keep = length - self.folded
         if keep < 0:
             raise CacheLengthError(
@@ -116,6 +119,8 @@ class WindowedTransformer(Transformer):
 
     ring_class: type[RingLayer] = RingLayer
     """What a sliding layer keeps its rows in."""
+    room: int = ROOM
+    """Rows that such a layer keeps staged."""
 
     def is_sliding(self, index: int) -> bool:
         """Whether a layer has a window."""
@@ -126,7 +131,7 @@ class WindowedTransformer(Transformer):
         shape = (self.config.num_kv_heads, self.config.head_dim)
         nothing = np.zeros((shape[0], 0, shape[1]))
         layers: list[Rows | LayerCache] = [
-            self.ring_class.empty(*shape) if self.is_sliding(index) else LayerCache(nothing, nothing)
+            self.ring_class.empty(*shape, self.room) if self.is_sliding(index) else LayerCache(nothing, nothing)
             for index in range(self.config.num_layers)
         ]
         return cache_of(layers)
@@ -163,3 +168,9 @@ class WindowedTransformer(Transformer):
             rows.append((keys, values))
             x = self._mix(layer, x, queries, keys, values, band if self.is_sliding(index) else causal)  # [T, D]
         return WholePass(self._finish(x).logits, tuple(rows))
+
+
+class WindowedTarget(WindowedTransformer):
+    """As a target, whose block is one forward: a row is in the ring as soon as the next block comes."""
+
+    room = 0

@@ -18,18 +18,38 @@ from reference.parts.batch import BatchTransformer, RowCache
 from reference.parts.batch_decoder import BatchDecoder, BatchRow
 from reference.parts.grammar import grammar_mask
 from reference.parts.matcher import MatcherDecoder
+from reference.parts.prefix import PublishingTarget, begin_inside
+from reference.parts.recurrent import RecurrentTarget
+from reference.parts.rotating import WindowedTarget
 from reference.randomness import Randomness, SeededRandomness
 from reference.sampling import LogitsProcessor
 from reference.transformer import Activations
 from specproof.adapters.decoder_sessions import OnRound, Processors, observed
 from specproof.adapters.reference import ReferenceEngine
-from specproof.adapters.reference_sessions import ReferenceSession, WrappedModel
+from specproof.adapters.reference_sessions import ReferenceSession, WrappedModel, running
 from specproof.engine import Capabilities, Case, ModelSpec
 
-WINDOWED = ReferenceEngine("reference-windowed", architecture="windowed")
-RECURRENT = ReferenceEngine("reference-recurrent", architecture="recurrent")
+WINDOWED = ReferenceEngine("reference-windowed", architecture="windowed", target_class=running(WindowedTarget))
+RECURRENT = ReferenceEngine("reference-recurrent", architecture="recurrent", target_class=running(RecurrentTarget))
 QUANTISED = ReferenceEngine("reference-quantised", architecture="quantised")
 PAGED = ReferenceEngine("reference-paged", architecture="paged")
+
+
+@dataclass(frozen=True)
+class PrefixEngine(ReferenceEngine):
+    """The oracle with recurrent states, whose further turns begin at a state that was published on the way."""
+
+    name: str = "reference-prefix"
+    architecture: str = "recurrent"
+    target_class: type[WrappedModel] = running(PublishingTarget)
+
+    def _session(
+        self, case: Case, history: Sequence[int], target_cache: KVCache | None, draft_cache: KVCache | None,
+        randomness: Randomness,
+    ) -> ReferenceSession:  # fmt: skip
+        if target_cache is not None:
+            begin_inside(target_cache, len(history) - 1)
+        return super()._session(case, history, target_cache, draft_cache, randomness)
 
 
 @dataclass(frozen=True)
@@ -190,11 +210,14 @@ class BatchGrammarEngine(GrammarEngine, BatchEngine):
     """As `BatchEngine`, every row under the grammar."""
 
     name: str = "reference-batch-grammar"
+    target_class: type[WrappedModel] = WrappedBatchModel
+    decoder_class: type[Decoder] = BatchDecoder
 
 
+PREFIX = PrefixEngine()
 GRAMMAR = GrammarEngine()
 MATCHER = MatcherEngine()
 BATCH = BatchEngine()
 BATCH_GRAMMAR = BatchGrammarEngine()
-PARTS = (WINDOWED, RECURRENT, QUANTISED, PAGED, GRAMMAR, MATCHER, BATCH, BATCH_GRAMMAR)
+PARTS = (WINDOWED, RECURRENT, PREFIX, QUANTISED, PAGED, GRAMMAR, MATCHER, BATCH, BATCH_GRAMMAR)
 """Every right engine of this module."""

@@ -75,6 +75,15 @@ class WrappedModel:
             raise InjectedFault(f"injected fault: forward {self._calls} of {self.name}, {when} it ran")
 
 
+def running(made_of: type[Transformer]) -> type[WrappedModel]:
+    """A wrapped model of this class, whatever the case says."""
+
+    class Running(WrappedModel):
+        model_class = made_of
+
+    return Running
+
+
 def observe(target_cache: KVCache | None, draft_cache: KVCache | None) -> Observation:
     """What two caches hold. Their arrays are never written to again, so they are not copied."""
     return Observation(

@@ -7,9 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from reference.transformer import Transformer
 from specproof.adapters.reference import ReferenceEngine
-from specproof.adapters.reference_sessions import WrappedModel
 from specproof.defects.base import Defect
 from specproof.engine import Engine
 
@@ -36,7 +34,7 @@ def part_defect(
         make: an engine class, where it is the engine itself that is wrong; else fields of `right` are exchanged.
         parts: the fields.
     """
-    made = partial(make, right, name=id_, **parts) if make is replace else partial(make, name=id_, **parts)
+    made = partial(make, right, name=id_, **parts) if make is replace else partial(make, id_, **parts)
     return Defect(
         id_,
         kind,
@@ -49,11 +47,3 @@ def part_defect(
         silent=frozenset(silent.split()),
     )
 
-
-def running(made_of: type[Transformer]) -> type[WrappedModel]:
-    """A wrapped model of this class, whatever the case says."""
-
-    class Running(WrappedModel):
-        model_class = made_of
-
-    return Running

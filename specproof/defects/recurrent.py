@@ -11,10 +11,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.parts.recurrent import RecurrentLayer, RecurrentState, RecurrentTransformer
-from specproof.adapters.reference_parts import RECURRENT
-from specproof.adapters.reference_sessions import WrappedModel
-from specproof.defects.parts import part_defect, running
+from reference.parts.prefix import PublishingLayer
+from reference.parts.recurrent import RecurrentLayer, RecurrentState, RecurrentTarget
+from specproof.adapters.reference_parts import PREFIX, RECURRENT
+from specproof.adapters.reference_sessions import WrappedModel, running
+from specproof.defects.parts import part_defect
 
 Floats = NDArray[np.float64]
 
@@ -101,6 +102,16 @@ class IndexesByAccepted(NeverRefuses):
 
 
 @dataclass(frozen=True)
+class PublishesTooEarly(PublishingLayer):
+    """D42: a state is published before it is known whether its tokens stay, and is never withdrawn."""
+
+    def first_rows(self, length: int) -> Self:
+        """Right, and all that was published stays."""
+        kept = super().first_rows(length)
+        return replace(kept, published=self.published) if length else kept
+
+
+@dataclass(frozen=True)
 class RestoresStaleCell(NeverRefuses):
     """D43: what comes back is an old cell, without the tokens that were committed since."""
 
@@ -141,7 +152,7 @@ class KeepsOldView(RecurrentLayer):
 def _target(made_of: type[RecurrentLayer]) -> type[WrappedModel]:
     """A recurrent target with these layers."""
 
-    class Model(RecurrentTransformer):
+    class Model(RecurrentTarget):
         layer_class = made_of
 
     return running(Model)
@@ -176,6 +187,12 @@ DEFECTS = (
         RECURRENT, "D41", "recurrent", "vLLM", "vllm-project/vllm#50021",
         "The state is picked by the number accepted minus one, without a bound: none accepted picks the last.",
         expected=WRONG_STATE, silent=DRAFTER, target_class=_target(IndexesByAccepted),
+    ),
+    part_defect(
+        PREFIX, "D42", "recurrent", "vLLM", "vllm-project/vllm#57128",
+        "A prefix that is looked up gives a state that was written over rejected positions.",
+        expected="exit_state", silent=f"{DRAFTER} cache_content greedy_parity exact_law",
+        target_class=_target(PublishesTooEarly),
     ),
     part_defect(
         RECURRENT, "D43", "recurrent", "llama.cpp", "ggml-org/llama.cpp#20075",

@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference.cache import KVCache
-from reference.parts.rotating import WINDOW, RingLayer, WindowedTransformer
+from reference.parts.rotating import WINDOW, RingLayer, WindowedTarget, WindowedTransformer
 from reference.randomness import Randomness
 from reference.transformer import advance
 from specproof.adapters.reference import ReferenceEngine
 from specproof.adapters.reference_parts import WINDOWED
-from specproof.adapters.reference_sessions import ReferenceSession, WrappedModel
+from specproof.adapters.reference_sessions import ReferenceSession, WrappedModel, running
 from specproof.defects.draft_cache import OUTPUT, NeverCatchesUp
 from specproof.defects.mutations import NeverChecks
-from specproof.defects.parts import part_defect, running
+from specproof.defects.parts import part_defect
 from specproof.engine import Case
 
 Bools = NDArray[np.bool_]
@@ -35,17 +35,8 @@ class CountsItsRows(NeverCatchesUp):
             advance(self.model, history[-2:-1], self.cache)
 
 
-@dataclass(frozen=True)
-class NeverTrimsWhenFull(RingLayer):
-    """D08: once the ring is full, a trim does nothing and says nothing."""
-
-    def first_rows(self, length: int) -> Self:
-        """Nothing, when full."""
-        return self if self.offset > WINDOW and length > 0 else super().first_rows(length)
-
-
 class AllOrNothing(KVCache):
-    """D13: one layer that cannot be trimmed any more, and a trim does nothing to all of them. It returns 0."""
+    """D13, and D08 for a drafter: where one layer cannot be trimmed any more, a trim returns 0 and changes none."""
 
     def trim(self, n: int) -> int:
         """0, once a ring is full."""
@@ -79,7 +70,7 @@ class WritesLiveRing(RingLayer):
         return replace(self.fold(int(self.staged_keys.shape[1])), folded=length)
 
 
-class MasksByWindow(WindowedTransformer):
+class MasksByWindow(WindowedTarget):
     """D19: rows kept for a rollback are returned to attention, under a mask that is made for the window alone."""
 
     def visible(self, index: int, positions: NDArray[np.int64], first: int, count: int) -> Bools:
@@ -117,16 +108,16 @@ class SlicesRingOnReuse(ReferenceEngine):
 def _rings(made_of: type[RingLayer]) -> type[WrappedModel]:
     """A windowed model with these rings."""
 
-    class Model(WindowedTransformer):
+    class Model(WindowedTarget):
         ring_class = made_of
 
     return running(Model)
 
 
-def _cached(made_of: type[AllOrNothing]) -> type[WrappedModel]:
+def _cached(made_of: type[AllOrNothing], base: type[WindowedTransformer] = WindowedTarget) -> type[WrappedModel]:
     """A windowed model with such a cache."""
 
-    class Model(WindowedTransformer):
+    class Model(base):  # type: ignore[misc, valid-type]  # a base class known only now
         def new_cache(self) -> KVCache:
             return made_of(super().new_cache().layers)
 
@@ -140,14 +131,15 @@ DRAFTER = "draft_cache_offset honest_q processor_history bad_input"
 DEFECTS = (
     part_defect(
         WINDOWED, "D08", "draft_cache", "mlx-lm", "ml-explore/mlx-lm#1109",
-        "Whether a cache can be trimmed is checked for the target only: once full, the drafter's ring is never trimmed.",
+        "Whether a cache can be trimmed is checked for the target only: a full ring of the drafter is never trimmed.",
         expected="draft_cache_offset", silent=OUTPUT,
-        drafter_class=CountsItsRows, draft_class=_rings(NeverTrimsWhenFull),
+        drafter_class=CountsItsRows, draft_class=_cached(AllOrNothing, WindowedTransformer),
     ),
     part_defect(
         WINDOWED, "D13", "target_cache", "mlx-lm", "ml-explore/mlx-lm#1423",
         "When a sliding layer fills in mid-run, trimming returns 0 for all layers, and nobody looks at it.",
-        expected=f"{TARGET} cache_content", silent=DRAFTER, decoder_class=NeverChecks, target_class=_cached(AllOrNothing),
+        expected=f"{TARGET} cache_content", silent=DRAFTER,
+        decoder_class=NeverChecks, target_class=_cached(AllOrNothing),
     ),
     part_defect(
         WINDOWED, "D14", "target_cache", "mlx-swift-lm", "ml-explore/mlx-swift-lm#424",
@@ -170,13 +162,13 @@ DEFECTS = (
     part_defect(
         WINDOWED, "D20", "target_cache", "transformers", "huggingface/transformers#46629",
         "The guard that gives speculation caches which can be cropped is lost, so sliding layers keep rejected rows.",
-        expected="target_cache_offset", silent="draft_cache_offset", target_class=_rings(CannotCrop),
+        expected="target_cache_offset", target_class=_rings(CannotCrop),
     ),
     part_defect(
         WINDOWED, "D30", "target_cache", "mlx-vlm", "Blaizzy/mlx-vlm#1715",
         "A prefix is reused by slicing the ring's storage by logical length, and its index is left where it was.",
         expected="exit_state", silent=f"target_cache_offset cache_content greedy_parity exact_law {DRAFTER}",
-        make=SlicesRingOnReuse, architecture="windowed",
+        make=SlicesRingOnReuse, architecture="windowed", target_class=WINDOWED.target_class,
     ),
 )  # fmt: skip
 """In the order of their ids."""
