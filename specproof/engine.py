@@ -245,9 +245,20 @@ class Session(Protocol):
 class Engine(Protocol):
     """A speculative decoder under audit."""
 
-    name: str
-    version: str
-    capabilities: Capabilities
+    @property
+    def name(self) -> str:
+        """In reports."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """In reports."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it knows and can show."""
+        ...
 
     def start(self, case: Case) -> Session:
         """Begin a decode on fresh caches. May prefill at once or at the first token."""

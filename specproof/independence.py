@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle, pairwise, product
 
 import numpy as np
@@ -54,8 +55,9 @@ END_POINT_PAIRS: Mapping[str, tuple[Disjoint | Constant, Disjoint | Constant]] =
     "gap": (Constant((BANNED, 0.0, 0.0)), Constant((BANNED, 0.0, 0.5))),
 }
 
-P, Q = (0.4, 0.4, 0.2), (0.15, 0.15, 0.7)
-"""Most proposals are rejected, and two tokens are left to replace them: which one must not depend on the proposal."""
+P, Q = (0.375, 0.375, 0.25), (0.25, 0.25, 0.5)
+"""The last token is refused half of the time, and two are left to replace it. A uniform that drew it, or that refused
+it, is above a half: used again it always gives the second of the two."""
 JOINT_RULES = ("rejection", "block", "sampler_match")
 
 
@@ -99,10 +101,10 @@ def judge(engine: Engine, pair: Pair, rules: Sequence[str], seed: int, effort: E
     violations: list[Violation] = []
     repeated = [case for rule in rules for case in _repeated_cases(engine.capabilities, pair, rule, prompt)]
     for case in repeated:
-        violations += _guarded(case, lambda case=case: _repeats(engine, case, seeds(seed, case.id, 0, effort.seeds)))
+        violations += _guarded(case, partial(_repeats, engine, case, seeds(seed, case.id, 0, effort.seeds)))
     ends = list(_end_point_cases(engine, pair, rules, prompt))
     for case in ends:
-        violations += _guarded(case, lambda case=case: _end_points(engine, case))
+        violations += _guarded(case, partial(_end_points, engine, case))
     joint = list(_joint_cases(engine.capabilities, pair, rules, prompt))
     tests, found = _joint_laws(engine, joint, seed, effort)
     note = _note(len(repeated), len(ends), tests)
@@ -132,7 +134,8 @@ def _repeats(engine: Engine, case: Case, case_seeds: Sequence[int]) -> list[Viol
         again = _disturbed(engine, replace(case, seed=seed))
         if again != first:
             message = (
-                f"seed {seed} gives {first}, and {again} while the engine decodes other turns; the output must depend on "
+                f"seed {seed} gives {first}, and {again} while the engine decodes other turns; the output must depend "
+                f"on "
                 "the case and its seed alone: keep generators, histories and caches in the turn"
             )
             return [Violation(NAME, case.id, None, message, {"seed": seed})]
@@ -182,7 +185,7 @@ def _end_points(engine: Engine, case: Case) -> list[Violation]:
     for pattern in PATTERNS:
         uniforms = cycle(pattern)
         try:
-            emitted = tuple(engine.start_uniform(case, lambda uniforms=uniforms: next(uniforms)))
+            emitted = tuple(engine.start_uniform(case, uniforms.__next__))
         except Exception as error:
             return [_end_point_violation(case, pattern, f"the engine raised {type(error).__name__}: {error}")]
         for index, token in enumerate(emitted):
@@ -195,7 +198,8 @@ def _end_points(engine: Engine, case: Case) -> list[Violation]:
 def _end_point_violation(case: Case, pattern: Sequence[float], problem: str) -> Violation:
     given = ", ".join("0" if u == 0 else "1 - 2^-53" for u in pattern)
     message = (
-        f"with the uniforms {given}, again and again, {problem}; accept if u < ratio, never <=, draw the first token whose "
+        f"with the uniforms {given}, again and again, {problem}; accept if u < ratio, never <=, draw the first token "
+        f"whose "
         "cumulative mass is above u, and from p where the residual has no mass"
     )
     return Violation(NAME, case.id, None, message)
@@ -237,7 +241,7 @@ def _joint_evidence(engine: Engine, case: Case, turn_seeds: Sequence[int], token
         between.update((before.emitted[-1], after.drafted[0]) for before, after in pairwise(rounds))
     law = joint_law(case.rule, np.array(P), np.array(Q))
     last = {y: sum(mass for (_, _, z), mass in law.items() if z == y) for y in range(len(P))}
-    next_law = {(y, d): last[y] * Q[d] for y, d in product(range(len(P)), repeat=2)}
+    next_law: dict[tuple[int, ...], float] = {(y, d): last[y] * Q[d] for y, d in product(range(len(P)), repeat=2)}
     yield _evidence(case, "proposal, verdict and the token after it", within, law)
     yield _evidence(case, "last token of a round and the next proposal", between, next_law)
 
@@ -273,7 +277,8 @@ def _evidence(
     test = chi_squared(counts, law)
     worst = max(law, key=lambda o: (counts.get(o, 0) - test.samples * law[o]) ** 2 / law[o])
     finding = (
-        f"chi-squared of {test.samples} rounds for the joint law of {about} is {test.statistic:.1f} with {test.degrees} "
+        f"chi-squared of {test.samples} rounds for the joint law of {about} is {test.statistic:.1f} with "
+        f"{test.degrees} "
         f"degrees of freedom, p = {test.p_value:.2g}; {worst} was seen {counts.get(worst, 0)} times, expected "
         f"{test.samples * law[worst]:.1f}"
     )

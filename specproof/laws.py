@@ -57,19 +57,24 @@ LAWS: Mapping[str, Law] = {
         ),
         Law(
             independence.NAME,
-            "the output for a seed depends on nothing but the case: equal seeds give equal output, whatever else the engine "
-            "decodes; uniforms of 0 and just under 1 give tokens that have mass; proposal, coin and the token after it are "
+            "the output for a seed depends on nothing but the case: equal seeds give equal output, whatever else the "
+            "engine "
+            "decodes; uniforms of 0 and just under 1 give tokens that have mass; proposal, coin and the token after "
+            "it are "
             "independent draws",
-            "seeds of other processes and ranks; dependence weaker than its note gives, and between draws further apart than "
+            "seeds of other processes and ranks; dependence weaker than its note gives, and between draws further "
+            "apart than "
             "a round",
             independence.observable,
             independence.check,
         ),
         Law(
             bad_input.NAME,
-            "what cannot be decoded is refused before a token comes out of it: bad prompts and settings, a drafter of another "
+            "what cannot be decoded is refused before a token comes out of it: bad prompts and settings, a drafter of "
+            "another "
             "vocabulary, NaN logits, a context that is too short",
-            "inputs that the engine does not declare; whether the message helps, but for the name of the model at fault",
+            "inputs that the engine does not declare; whether the message helps, but for the name of the model at "
+            "fault",
             bad_input.observable,
             bad_input.check,
         ),

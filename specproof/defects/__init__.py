@@ -1,7 +1,7 @@
 """Known defects of speculative decoders, each as a small mutation of a right one: what the harness is for.
 
-`CATALOGUE` has them by id, `LEFT_OUT` those that no engine here can express. Messages of the checks name defects by these
-ids. The table of which check sees which is made by `kill_table`.
+`CATALOGUE` has them by id, `LEFT_OUT` those that no engine here can express. Messages of the checks name defects by
+these ids. The table of which check sees which is made by `kill_table`.
 """
 
 from collections.abc import Mapping

@@ -61,7 +61,9 @@ class Defect:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise InvalidSetting(f"defect {self.id} is of the unknown kind {self.kind!r}; give one of {', '.join(KINDS)}")
+            raise InvalidSetting(
+                f"defect {self.id} is of the unknown kind {self.kind!r}; give one of {', '.join(KINDS)}"
+            )
         if not self.expected:
             raise InvalidSetting(f"defect {self.id} expects no check to see it; name those that must")
         if both := self.expected & self.silent:

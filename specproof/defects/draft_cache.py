@@ -177,22 +177,23 @@ DEFECTS = (
     oracle_defect(
         "D01", "draft_cache", "mlxcel", "lablup/mlxcel#994",
         "After a rejection the drafter is trimmed by rejected + 1 rows, capped at k, where rejected - 1 is right.",
-        expected="draft_cache_offset exit_state", silent=OUTPUT, drafter_class=TrimsRejectedPlusOne,
+        expected="draft_cache_offset exit_state acceptance_rate", silent=OUTPUT, drafter_class=TrimsRejectedPlusOne,
     ),
     oracle_defect(
         "D02", "draft_cache", "mlxcel", "lablup/mlxcel#1002",
         "After a full acceptance the last proposal is never forwarded by the drafter, and no trim can express that.",
-        expected="draft_cache_offset cache_content", silent=OUTPUT, drafter_class=NeverCatchesUp,
+        expected="draft_cache_offset cache_content acceptance_rate", silent=OUTPUT, drafter_class=NeverCatchesUp,
     ),
     oracle_defect(
         "D04", "draft_cache", "MLC-LLM", "mlc-ai/mlc-llm#2939",
         "Rejected proposals are never trimmed from the drafter's cache.",
-        expected="draft_cache_offset cache_content honest_q", silent=OUTPUT, drafter_class=NeverTrims,
+        expected="draft_cache_offset cache_content honest_q acceptance_rate", silent=OUTPUT, drafter_class=NeverTrims,
     ),
     oracle_defect(
         "D05", "draft_cache", "TensorRT-LLM", "NVIDIA/TensorRT-LLM#10160",
         "The drafter is rewound only on the branch that drafted, so a round without proposals leaves it behind.",
-        expected="draft_cache_offset", silent=f"{OUTPUT} cache_content honest_q", drafter_class=RewindsOnlyAfterDrafting,
+        expected="draft_cache_offset", silent=f"{OUTPUT} cache_content honest_q",
+        drafter_class=RewindsOnlyAfterDrafting,
     ),
     oracle_defect(
         "D07", "draft_cache", "vLLM", "vllm-project/vllm#14649",

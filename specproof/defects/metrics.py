@@ -69,7 +69,8 @@ class CachesByProposed(Decoder):
 
 
 REST = (
-    "target_cache_offset draft_cache_offset cache_content greedy_parity honest_q exit_state processor_history exact_law "
+    "target_cache_offset draft_cache_offset cache_content greedy_parity honest_q exit_state processor_history "
+    "exact_law "
     "output_distribution bad_input randomness"
 )
 """What no report has to do with."""
@@ -100,7 +101,8 @@ DEFECTS = (
         "D137", "metrics", "vLLM", "vllm-project/vllm#18668",
         "The cached length is computed with the configured number of proposals instead of those that were scheduled.",
         expected="target_cache_offset exit_state",
-        silent="draft_cache_offset cache_content emitted_block greedy_parity honest_q processor_history counters exact_law "
+        silent="draft_cache_offset cache_content emitted_block greedy_parity honest_q processor_history counters "
+        "exact_law "
         "output_distribution log_probabilities bad_input randomness acceptance_rate",
         decoder_class=CachesByProposed,
     ),

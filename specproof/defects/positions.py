@@ -104,7 +104,7 @@ DEFECTS = (
     oracle_defect(
         "D34", "positions", "llama.cpp", "ggml-org/llama.cpp#26478",
         "The drafter is asked to start one position beyond what its cache holds.",
-        expected="cache_content honest_q", silent=OUTPUT, draft_class=StartsOneAhead,
+        expected="cache_content honest_q acceptance_rate", silent=OUTPUT, draft_class=StartsOneAhead,
     ),
     oracle_defect(
         "D112", "positions", "transformers", "huggingface/transformers#30042",
@@ -121,13 +121,13 @@ DEFECTS = (
     oracle_defect(
         "D114", "positions", "LMDeploy", "InternLM/lmdeploy#4517",
         "The position is advanced twice with every proposal.",
-        expected="cache_content honest_q", silent=OUTPUT, draft_class=AddsTwoPerProposal,
+        expected="cache_content honest_q acceptance_rate", silent=OUTPUT, draft_class=AddsTwoPerProposal,
     ),
     oracle_defect(
         "D115", "positions", "AITER", "ROCm/aiter#2720",
         "The verify kernel gives every row the first one's result where their number is not a power of two.",
         expected="greedy_parity counters log_probabilities exact_law",
-        silent="target_cache_offset draft_cache_offset cache_content emitted_block honest_q processor_history bad_input",
+        silent="target_cache_offset draft_cache_offset cache_content emitted_block honest_q processor_history",
         target_class=RepeatsFirstRow,
     ),
 )  # fmt: skip

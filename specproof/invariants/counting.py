@@ -130,7 +130,8 @@ def _idle_drafter(run: Run) -> Iterator[Violation]:
             NAME,
             case.id,
             None,
-            f"the drafter proposed nothing in {len(rounds)} rounds, expected up to {case.num_draft_tokens} proposals in "
+            f"the drafter proposed nothing in {len(rounds)} rounds, expected up to {case.num_draft_tokens} proposals "
+            f"in "
             f"each: no floor and no budget limits it ({setting(case)}, temperature {case.sampling.temperature:g}).",
             {"rounds": len(rounds)},
         )

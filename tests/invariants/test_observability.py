@@ -20,6 +20,7 @@ NEEDS = {
     "exit_state": {"resumable": True},
     "processor_history": {"rounds": True, "contexts": True},
     "counters": {"rounds": True},
+    "log_probabilities": {"rounds": True, "log_probabilities": True},
     "greedy_parity": {"lossy": False},
     "emitted_block": {},
 }

@@ -7,15 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from law_controls import (
-    CONFUSED_DRAFT,
-    CONTRARY,
-    RIGHT,
-    TOO_OFTEN,
-    Control,
-    IndependentDraft,
-    tiny_case,
-)
+from law_controls import CONFUSED_DRAFT, CONTRARY, RIGHT, TOO_OFTEN, Control, IndependentDraft, tiny_case
 
 from reference.acceptance import expected_accepted_block
 from reference.values import SamplingParams

@@ -16,17 +16,17 @@ from law_controls import (
     FailsLate,
     IgnoresTopP,
     IndependentDraft,
-    OneCoinForBoth,
     PlainSampler,
     SameSeedAlways,
     noise_by_place_in_block,
     tiny_case,
     too_much_of_q,
-    with_decision,
 )
 
 import specproof.adapters.reference as reference_adapter
 from reference.values import SamplingParams
+from specproof.defects.mutations import with_decision
+from specproof.defects.randomness import OneCoinForBoth
 from specproof.engine import Case, Engine
 from specproof.evidence import Evidence, confirm
 from specproof.exact_law import measure
