@@ -41,12 +41,11 @@ class BatchDecoder(Decoder):
 
     Attributes:
         batch_model: the target; the same for all sequences of the batch.
-        before, after: the sequences in the rows before this one, and behind it. Each steps as long as its turn lasts.
+        companions: the sequences in the rows before this one. Each steps as long as its turn lasts.
     """
 
     batch_model: BatchModel | None = None
-    before: list[BatchRow] = field(default_factory=list)
-    after: list[BatchRow] = field(default_factory=list)
+    companions: list[BatchRow] = field(default_factory=list)
 
     def step(self, state: DecoderState) -> Round:
         """As `Decoder.step`, for every sequence whose turn goes on. After an exception all are at a boundary.
@@ -56,7 +55,7 @@ class BatchDecoder(Decoder):
         """
         assert isinstance(state.target_cache, RowCache)
         own = BatchRow(self, state, state.target_cache)
-        rows = [row for row in (*self.before, own, *self.after) if row is own or row.state.finish is None]
+        rows = [row for row in (*self.companions, own) if row is own or row.state.finish is None]
         for row in rows:
             row.state.check_usable()
             row.state.check_boundary()

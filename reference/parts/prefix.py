@@ -60,7 +60,7 @@ class PublishingTarget(RecurrentTarget):
 
 
 def begin_inside(cache: KVCache, most: int) -> int:
-    """Take a cache back to the last place that all its layers can begin at, `most` tokens at most: how many it holds."""
+    """Take a cache back to the last place, up to `most` tokens, that all its layers can begin at. Returns that place."""
     most = min(most, cache.offset)
     layers = [cast(RecurrentLayer | LayerCache, layer) for layer in cache.layers]
     recurrent = [layer for layer in layers if isinstance(layer, PublishingLayer)]
@@ -68,6 +68,9 @@ def begin_inside(cache: KVCache, most: int) -> int:
     length = min(places, default=most)
     cache.layers = cast(
         list[LayerCache],
-        [layer.begun_at(length) if isinstance(layer, PublishingLayer) else layer.first_rows(length) for layer in layers],
+        [
+            layer.begun_at(length) if isinstance(layer, PublishingLayer) else layer.first_rows(length)
+            for layer in layers
+        ],
     )
     return length

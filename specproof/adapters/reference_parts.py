@@ -32,6 +32,7 @@ from specproof.engine import Capabilities, Case, ModelSpec
 WINDOWED = ReferenceEngine("reference-windowed", architecture="windowed", target_class=running(WindowedTarget))
 RECURRENT = ReferenceEngine("reference-recurrent", architecture="recurrent", target_class=running(RecurrentTarget))
 QUANTISED = ReferenceEngine("reference-quantised", architecture="quantised")
+PUBLISHING = running(PublishingTarget)
 PAGED = ReferenceEngine("reference-paged", architecture="paged")
 
 
@@ -41,7 +42,7 @@ class PrefixEngine(ReferenceEngine):
 
     name: str = "reference-prefix"
     architecture: str = "recurrent"
-    target_class: type[WrappedModel] = running(PublishingTarget)
+    target_class: type[WrappedModel] = PUBLISHING
 
     def _session(
         self, case: Case, history: Sequence[int], target_cache: KVCache | None, draft_cache: KVCache | None,
@@ -130,18 +131,17 @@ class WrappedBatchModel(WrappedModel):
 
 @dataclass(frozen=True)
 class BatchEngine(ReferenceEngine):
-    """The oracle on one row of a batch, between companions of other lengths. Each row must be as if it were alone.
+    """The oracle on the last row of a batch, behind companions of other lengths. It must be as if it were alone.
 
     Attributes:
-        companions_before, companions_after: how many rows are before it, and behind it.
+        companions: how many rows are before it.
     """
 
     name: str = "reference-batch"
     architecture: str = "batch"
     target_class: type[WrappedModel] = WrappedBatchModel
     decoder_class: type[Decoder] = BatchDecoder
-    companions_before: int = 2
-    companions_after: int = 1
+    companions: int = 2
 
     @property
     def capabilities(self) -> Capabilities:
@@ -153,20 +153,18 @@ class BatchEngine(ReferenceEngine):
         randomness: Randomness,
     ) -> ReferenceSession:  # fmt: skip
         caches = self._rows(case, history, target_cache)
-        own = self.companions_before
-        others = {row: self._companion(case, history, row, cache) for row, cache in enumerate(caches) if row != own}
+        companions = [self._companion(case, history, row, cache) for row, cache in enumerate(caches[:-1])]
 
         def make_decoder(on_round: OnRound, processors: Processors) -> Decoder:
             decoder = self._decoder(case, randomness, observed(self.decoder_class, on_round), processors)
-            before = [found for row, found in others.items() if row < own]
-            return _joined(decoder, before, [found for row, found in others.items() if row > own])
+            return _joined(decoder, companions)
 
         drafter = self._drafter(case, randomness, draft_cache)
-        return ReferenceSession(make_decoder, drafter, caches[own], history, case.max_tokens, shows_contexts=True)
+        return ReferenceSession(make_decoder, drafter, caches[-1], history, case.max_tokens, shows_contexts=True)
 
     def _rows(self, case: Case, history: Sequence[int], target_cache: KVCache | None) -> list[RowCache]:
         """The rows of a new batch; or those of the batch of `target_cache`, all but that one emptied for others."""
-        num_rows = self.companions_before + 1 + self.companions_after
+        num_rows = self.companions + 1
         if target_cache is None:
             capacity = len(history) + case.max_tokens + 2 * case.num_draft_tokens + 24
             return cast(WrappedBatchModel, self.target_class(case.target)).new_batch(num_rows, capacity)
@@ -183,22 +181,18 @@ class BatchEngine(ReferenceEngine):
                        stop_tokens=frozenset(), seed=case.seed + 1 + row)  # fmt: skip
         model = self.target_class(case.target)
         prompt = [(token + 1 + row) % model.vocab_size for token in (*history[-6:], *range(row))]
-        randomness = self.companion_randomness(case, row)
-        decoder = _joined(self._decoder(case, randomness, self.decoder_class, []), [], [])
+        randomness = SeededRandomness(case.seed)
+        decoder = _joined(self._decoder(case, randomness, self.decoder_class, []), [])
         budget = max(case.max_tokens + (-1, 1)[row % 2], 0)
         state = decoder.prefill(prompt, self._drafter(case, randomness, None), budget, cache)
         return BatchRow(decoder, state, cache)
 
-    def companion_randomness(self, case: Case, row: int) -> Randomness:
-        """The random numbers of another row: its own."""
-        return SeededRandomness(case.seed)
 
-
-def _joined(decoder: Decoder, before: list[BatchRow], after: list[BatchRow]) -> BatchDecoder:
+def _joined(decoder: Decoder, companions: list[BatchRow]) -> BatchDecoder:
     """A batch decoder that verifies with its own target, and the rows that step with it."""
     assert isinstance(decoder, BatchDecoder)
     model = cast(WrappedBatchModel, decoder.target)
-    return replace(decoder, batch_model=model, before=before, after=after)
+    return replace(decoder, batch_model=model, companions=companions)
 
 
 def _faultless(spec: ModelSpec) -> ModelSpec:

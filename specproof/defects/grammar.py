@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference.decoder import DecoderState
-from reference.drafters import DraftModel
 from reference.parts.grammar import Grammar, grammar_mask, masked
 from reference.parts.matcher import Matcher, MatcherDecoder
 from reference.transformer import Activations, advance
-from reference.values import DraftBlock, DraftDistribution, Round
+from reference.values import DraftBlock, Round
 from specproof.adapters.reference_parts import GRAMMAR, MATCHER, GrammarEngine
 from specproof.defects.parts import part_defect
 
@@ -35,16 +34,6 @@ class CountsCalls:
         """Logits [V] -> [V], masked for what it thinks the context is."""
         self.state = self.state.after(context[-1])
         return masked(self.state, logits)
-
-
-
-
-class SharesRecord(Matcher):
-    """D100: the automaton goes back, and the record of tokens, which is shared, does not."""
-
-    def rollback(self, count: int) -> None:
-        """The states alone."""
-        del self._states[max(len(self._states) - count, 1) :]
 
 
 class LeavesFlag(Matcher):
@@ -82,31 +71,10 @@ class AcceptsBonusTwice(MatcherDecoder):
 
 
 @dataclass(frozen=True)
-class SharesRecordDecoder(MatcherDecoder):
-    """D100: with such an automaton."""
-
-    matcher: Matcher = field(default_factory=SharesRecord)
-
-    def _forget_after(self, history: Sequence[int]) -> None:
-        """What a copy is for; this one shares."""
-
-
-@dataclass(frozen=True)
 class LeavesFlagDecoder(MatcherDecoder):
     """D108: with such an automaton."""
 
     matcher: Matcher = field(default_factory=LeavesFlag)
-
-
-class KeepsPlaceholder(DraftModel):
-    """D111: a round in which drafting is skipped hands on the placeholder of its proposals."""
-
-    def propose(self, history: Sequence[int], target_hidden: Floats | None, budget: int) -> DraftBlock:
-        """-1 where nothing was proposed, and something could have been."""
-        block = super().propose(history, target_hidden, budget)
-        if len(block) or budget < 1:
-            return block
-        return DraftBlock((-1,), (DraftDistribution.point_mass(self.model.vocab_size - 1, self.model.vocab_size),))
 
 
 def _shares_counter(name: str) -> GrammarEngine:
@@ -133,11 +101,6 @@ DEFECTS = (
         make=_shares_counter,
     ),
     part_defect(
-        MATCHER, "D100", "processors", "vmlx-swift", "osaurus-ai/vmlx-swift#357",
-        "Copies of a processor share one record of tokens: rejected ones stay in it, accepted ones are in it twice.",
-        expected="processor_history", silent=DRAFTER, decoder_class=SharesRecordDecoder,
-    ),
-    part_defect(
         MATCHER, "D107", "processors", "vLLM", "vllm-project/vllm#36138",
         "Whether the grammar is on is decided once per block, and a marker inside the block turns it on or off.",
         expected="greedy_parity processor_history", silent=DRAFTER, decoder_class=MasksOncePerBlock,
@@ -151,11 +114,6 @@ DEFECTS = (
         MATCHER, "D109", "processors", "SGLang", "sgl-project/sglang#29110",
         "The round's own token is accepted by the grammar twice.",
         expected="processor_history", silent=DRAFTER, decoder_class=AcceptsBonusTwice,
-    ),
-    part_defect(
-        GRAMMAR, "D111", "processors", "vLLM", "vllm-project/vllm#46899",
-        "Placeholders of proposals outlive a round that was skipped, and -1 is handed to the target.",
-        expected="emitted_block", drafter_class=KeepsPlaceholder,
     ),
 )  # fmt: skip
 """In the order of their ids."""

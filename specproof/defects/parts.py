@@ -46,4 +46,3 @@ def part_defect(
         expected=frozenset(expected.split()),
         silent=frozenset(silent.split()),
     )
-

@@ -8,12 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference.cache import KVCache, LayerCache
-from reference.drafters import DraftModel
 from reference.parts.paged import BLOCK_SIZE, PagedCache, PagedTransformer, blocks_for
 from reference.parts.quantised import QuantisedTransformer
 from reference.randomness import Randomness
 from reference.transformer import Transformer
-from specproof.adapters.reference import ENGINE, ReferenceEngine
+from specproof.adapters.reference import ReferenceEngine
 from specproof.adapters.reference_parts import PAGED, QUANTISED
 from specproof.adapters.reference_sessions import ReferenceSession, WrappedModel, running
 from specproof.defects import windows
@@ -90,19 +89,6 @@ class IgnoresBits(QuantisedTransformer):
         return Transformer.new_cache(self)
 
 
-class SkipsPosition(DraftModel):
-    """D34: after a full acceptance the drafter's position goes on by one, and nothing is written there."""
-
-    def commit(self, history: Sequence[int]) -> None:
-        """An empty row in place of a forward."""
-        if self.cache.offset == len(history) - 2:
-            nothing = [np.zeros_like(layer.keys[:, :1]) for layer in self.cache.layers]
-            self.cache.layers = [
-                layer.with_rows(row, row) for layer, row in zip(self.cache.layers, nothing, strict=True)
-            ]
-        super().commit(history)
-
-
 def _paged(made_of: type[PagedCache]) -> type[WrappedModel]:
     """A paged model with such a cache."""
 
@@ -144,11 +130,6 @@ DEFECTS = (
         "Having a drafter brings another cache factory, which ignores that the cache is to be quantised.",
         expected="cache_content exact_law", silent=f"{DRAFTER} target_cache_offset emitted_block",
         target_class=running(IgnoresBits),
-    ),
-    part_defect(
-        ENGINE, "D34", "draft_cache", "llama.cpp", "ggml-org/llama.cpp#26478",
-        "The drafter's position goes on by one where nothing was written: it begins beyond what its cache holds.",
-        expected="cache_content honest_q", silent=f"{OUTPUT} draft_cache_offset", drafter_class=SkipsPosition,
     ),
 )  # fmt: skip
 """Sliding windows first, then in the order of their ids."""

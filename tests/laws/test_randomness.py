@@ -15,7 +15,7 @@ from reference.randomness import SeededRandomness
 from specproof.adapters.reference import ENGINE
 from specproof.defects import CATALOGUE
 from specproof.engine import Capabilities, Case, Engine
-from specproof.independence import P, Q, Effort, check, joint_law, judge
+from specproof.independence import Effort, P, Q, check, joint_law, judge
 from specproof.laws import LAWS
 from specproof.pairs import tiny
 from specproof.results import CheckResult
