@@ -107,6 +107,7 @@ def check(engine: Engine, pair: Pair, seed: int, quick: bool) -> CheckResult:
 
 def cases(capabilities: Capabilities, pair: Pair, seed: int) -> Iterator[Case]:
     """Every rule in every setting that the engine honours."""
+    pair = pair.built_as(capabilities.architecture)
     prompt = random_prompt(vocabulary(pair), seed)
     for rule in _rules(capabilities):
         for setting in (Setting("T0", GREEDY),) if rule == "greedy" else SETTINGS:

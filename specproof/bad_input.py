@@ -18,7 +18,7 @@ from types import MappingProxyType
 import numpy as np
 
 from reference.values import SamplingParams
-from specproof.engine import Capabilities, Case, Engine, Floats, ModelSpec
+from specproof.engine import Capabilities, Case, Engine, Floats
 from specproof.law_cases import GREEDY, random_prompt, vocabulary
 from specproof.pairs import Pair, toy
 from specproof.results import CheckResult, Violation
@@ -91,12 +91,12 @@ def _probes(capabilities: Capabilities) -> list[str]:
 
 
 def _good_case(engine: Engine, pair: Pair, seed: int) -> Case:
-    rules = engine.capabilities.rules
+    rules, pair = engine.capabilities.rules, pair.built_as(engine.capabilities.architecture)
     return Case(
         id=NAME,
         regime=NAME,
-        target=ModelSpec(pair.target),
-        draft=ModelSpec(pair.draft),
+        target=pair.target_spec(),
+        draft=pair.draft_spec(),
         prompt=random_prompt(vocabulary(pair), seed),
         rule="greedy" if "greedy" in rules else min(rules),
         sampling=GREEDY,
@@ -133,7 +133,7 @@ def _violation(probe: Probe, case: Case, problem: str) -> Violation:
 
 
 def _smaller_vocabulary(case: Case, folder: Path) -> Case:
-    return replace(case, draft=ModelSpec(toy().draft))
+    return _with_draft(case, toy().draft)
 
 
 def _other_tokens(case: Case, folder: Path) -> Case:
@@ -142,15 +142,16 @@ def _other_tokens(case: Case, folder: Path) -> Case:
         first, second = list(numbered)[:2]
         numbered[first], numbered[second] = numbered[second], numbered[first]
 
-    return replace(case, draft=ModelSpec(_changed(case, folder, "tokenizer.json", swap)))
+    return _with_draft(case, _changed(case, folder, "tokenizer.json", swap))
 
 
 def _short_draft(case: Case, folder: Path) -> Case:
-    return replace(case, draft=ModelSpec(_changed(case, folder, "config.json", _shorten)))
+    return _with_draft(case, _changed(case, folder, "config.json", _shorten))
 
 
 def _short_target(case: Case, folder: Path) -> Case:
-    return replace(case, target=ModelSpec(_changed(case, folder, "config.json", _shorten, case.target.folder)))
+    short = _changed(case, folder, "config.json", _shorten, case.target.folder)
+    return replace(case, target=replace(case.target, folder=short))
 
 
 def _shorten(config: dict[str, object]) -> None:
@@ -166,6 +167,11 @@ def _changed(case: Case, folder: Path, file: str, change: Callable[..., None], s
     change(content)
     (copy / file).write_text(json.dumps(content), encoding="utf-8")
     return copy
+
+
+def _with_draft(case: Case, folder: Path) -> Case:
+    assert case.draft is not None, "the good case has a draft model"
+    return replace(case, draft=replace(case.draft, folder=folder))
 
 
 def _outside(case: Case, folder: Path) -> Case:

@@ -50,11 +50,15 @@ class Fault:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model of a case: a Hugging Face Llama folder, and what is done to its forward."""
+    """A model of a case: a Hugging Face Llama folder, what is done to its forward, and what is made of its weights.
+
+    `architecture` is a name in `specproof.architectures`.
+    """
 
     folder: Path
     transform: LogitTransform | None = None
     fault: Fault | None = None
+    architecture: str = "llama"
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,9 @@ class Capabilities:
         min_prob: it honours `Case.min_prob`.
         sampling: fields of `SamplingParams` it honours; a case that sets any other is not run.
         contexts: it shows which tokens its logits processors saw.
+        architecture: what it makes of the weights of a checkpoint, by its name in `specproof.architectures`: the oracle
+            does the same, without a cache.
+        block_tables: its caches are paged, and it shows their tables.
         log_probabilities: it shows the log-probability of every token that a round emitted.
         injectable_uniforms: the uniforms in [0, 1) that its coins and draws are made from can be given to it
             (`UniformEngine`).
@@ -141,6 +148,8 @@ class Capabilities:
     min_prob: bool = False
     sampling: frozenset[str] = frozenset({"temperature"})
     contexts: bool = False
+    architecture: str = "llama"
+    block_tables: bool = False
     log_probabilities: bool = False
     injectable_uniforms: bool = False
     refusals: frozenset[str] = frozenset()
@@ -149,10 +158,30 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class CacheRows:
-    """The live rows of one layer: keys and values, float64 [n_kv_heads, rows, head_dim] (positions applied)."""
+    """The live rows of one layer: keys and values, float64 [n_kv_heads, rows, head_dim] (positions applied).
+
+    `first` is the position of row 0: not 0 for a layer that forgets. A layer with a state in place of rows shows one
+    row, at the last position: the state, [n_kv_heads, 1, size], as `keys`, and that of its convolution as `values`.
+    """
 
     keys: Floats
     values: Floats
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """Where a paged cache has its rows.
+
+    Attributes:
+        blocks: ids, in the order of the rows.
+        block_size: rows in each.
+        in_use: blocks of the pool that are taken, by this table or by nobody.
+    """
+
+    blocks: tuple[int, ...]
+    block_size: int
+    in_use: int
 
 
 @dataclass(frozen=True)
@@ -163,6 +192,8 @@ class Observation:
     draft_offsets: tuple[int, ...] | None = None
     target_rows: tuple[CacheRows, ...] | None = None
     draft_rows: tuple[CacheRows, ...] | None = None
+    target_blocks: BlockTable | None = None
+    draft_blocks: BlockTable | None = None
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ def check(engine: Engine, pair: Pair, seed: int, quick: bool) -> CheckResult:
 
 def cases(capabilities: Capabilities, pair: Pair, seed: int, quick: bool) -> Iterator[Case]:
     """Every discrete rule in every setting that the engine honours; blocks of one rule from small to large."""
+    pair = pair.built_as(capabilities.architecture)
     for rule in _discrete_rules(capabilities):
         for k, setting in GREEDY_SETTINGS if rule == "greedy" else _sampled_settings(quick):
             adapted = with_drafter(setting, capabilities)

@@ -20,7 +20,9 @@ from itertools import cycle, pairwise, product
 
 import numpy as np
 
+from reference.parts.grammar import GrammarTransformer
 from reference.values import Round, SamplingParams
+from specproof.architectures import architecture
 from specproof.engine import Capabilities, Case, Engine, Floats, UniformEngine
 from specproof.evidence import Evidence, confirm, gather_all
 from specproof.law_cases import Setting, Tokens, law_case, raised, random_prompt, sampling_rules, vocabulary
@@ -94,6 +96,7 @@ def check(engine: Engine, pair: Pair, seed: int, quick: bool) -> CheckResult:
 
 def judge(engine: Engine, pair: Pair, rules: Sequence[str], seed: int, effort: Effort) -> CheckResult:
     """Judge these rules, all of which sample."""
+    pair = pair.built_as(engine.capabilities.architecture)
     prompt = random_prompt(vocabulary(pair), seed)
     violations: list[Violation] = []
     repeated = [case for rule in rules for case in _repeated_cases(engine.capabilities, pair, rule, prompt)]
@@ -207,6 +210,8 @@ def _end_point_violation(case: Case, pattern: Sequence[float], problem: str) -> 
 
 def _joint_cases(capabilities: Capabilities, pair: Pair, rules: Sequence[str], prompt: Tokens) -> Iterator[Case]:
     shows = capabilities.rounds and capabilities.transforms and "draft_model" in capabilities.drafters
+    if issubclass(architecture(capabilities.architecture), GrammarTransformer):
+        return  # a mask that follows from the context leaves no pair of constant distributions
     for rule in rules if shows and not capabilities.lossy else ():
         if rule in JOINT_RULES:
             case = law_case(NAME, pair, rule, 1, Setting("joint", SAMPLED), prompt, TOKENS)

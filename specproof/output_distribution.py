@@ -92,6 +92,7 @@ def check(engine: Engine, pair: Pair, seed: int, quick: bool) -> CheckResult:
 
 def cases(capabilities: Capabilities, pair: Pair, seed: int) -> Iterator[Case]:
     """Every rule that samples, in every setting that the engine honours."""
+    pair = pair.built_as(capabilities.architecture)
     prompt = random_prompt(vocabulary(pair), seed)
     for rule in sampling_rules(capabilities):
         for setting in (with_drafter(setting, capabilities) for setting in SETTINGS):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from specproof import forcing
-from specproof.engine import Case, ModelSpec
+from specproof.engine import Case
 from specproof.grid import BLOCK_SIZES, Grid, Setting
 from specproof.oracle import oracle_of
 
@@ -84,7 +84,7 @@ def _recited(grid: Grid, setting: Setting) -> Iterator[Case]:
 
 def _unrepeating(grid: Grid, length: int) -> tuple[Tokens, Tokens]:
     """A prompt whose greedy continuation has the longest start without a repeated token, and that continuation."""
-    target = oracle_of(ModelSpec(grid.pair.target))
+    target = oracle_of(grid.pair.target_spec())
     best: tuple[int, Tokens, Tokens] = (-1, (), ())
     for number in range(1, 3 * CANDIDATES, 3):  # prompts of the middle length
         prompt = grid.prompt(number)

@@ -18,7 +18,7 @@ from reference.prompt_lookup import PromptLookup
 from reference.randomness import Randomness, SeededRandomness, UniformRandomness
 from reference.values import SamplingParams
 from specproof.adapters.decoder_sessions import OnRound, Processors, observed
-from specproof.adapters.reference_sessions import ReferenceExactSession, ReferenceSession, WrappedModel, load_model
+from specproof.adapters.reference_sessions import ReferenceExactSession, ReferenceSession, WrappedModel
 from specproof.bad_input import PROBES
 from specproof.engine import Capabilities, Case, Choices, Schedule, Session
 
@@ -37,6 +37,7 @@ class ReferenceEngine:
         decoder_class, drafter_class, lookup_class, randomness_class: what to run: the oracle's own, or one that is
             wrong on purpose. `lookup_class` is called with the vocabulary size, `randomness_class` with a case's seed.
         target_class, draft_class: the models that it is run on, as `WrappedModel`.
+        architecture: what is made of the weights.
     """
 
     name: str = "reference"
@@ -47,6 +48,7 @@ class ReferenceEngine:
     randomness_class: Callable[[int], UniformRandomness] = SeededRandomness
     target_class: type[WrappedModel] = WrappedModel
     draft_class: type[WrappedModel] = WrappedModel
+    architecture: str = "llama"
 
     @property
     def version(self) -> str:
@@ -73,6 +75,8 @@ class ReferenceEngine:
             min_prob=True,
             sampling=frozenset(field.name for field in fields(SamplingParams)),
             contexts=True,
+            architecture=self.architecture,
+            block_tables=self.architecture == "paged",
             log_probabilities=True,
             injectable_uniforms=True,
             refusals=frozenset(PROBES),
@@ -132,7 +136,7 @@ class ReferenceEngine:
 
     def _drafter(self, case: Case, randomness: Randomness, cache: KVCache | None) -> Drafter:
         if case.draft is None:
-            return self.lookup_class(load_model(case.target.folder).vocab_size)
+            return self.lookup_class(self.target_class(case.target).vocab_size)
         return self.drafter_class(
             self.draft_class(case.draft),
             case.sampling,

@@ -6,25 +6,31 @@ Models are wrapped to transform logits and to raise. Which decoder and drafter t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 
 from reference.cache import KVCache
 from reference.decoder import DecoderState
-from reference.transformer import Activations, Transformer, load
+from reference.parts.paged import BLOCK_SIZE, PagedCache
+from reference.transformer import Activations, Transformer
 from reference.values import DraftDistribution, Round
 from specproof.adapters.decoder_sessions import DecoderExactSession, DecoderSession
-from specproof.engine import CacheRows, ModelSpec, Observation
+from specproof.architectures import architecture, load_model
+from specproof.engine import BlockTable, CacheRows, ModelSpec, Observation
 from specproof.errors import InjectedFault
 
 
 class WrappedModel:
-    """A model with a transform of its logits, and a fault at one of its forwards: a `LanguageModel`."""
+    """A model with a transform of its logits, and a fault at one of its forwards: a `LanguageModel`.
+
+    Attributes:
+        model_class: what is made of the weights; None takes what the spec says.
+    """
+
+    model_class: type[Transformer] | None = None
 
     def __init__(self, spec: ModelSpec) -> None:
-        self._model = load_model(spec.folder)
+        self._model = load_model(spec.folder, self.model_class or architecture(spec.architecture))
         self._transform = spec.transform
         self._fault = spec.fault
         self._calls = 0
@@ -69,10 +75,13 @@ class WrappedModel:
             raise InjectedFault(f"injected fault: forward {self._calls} of {self.name}, {when} it ran")
 
 
-@lru_cache(maxsize=16)
-def load_model(folder: Path) -> Transformer:
-    """The model of a folder, which must not change while the process runs."""
-    return load(folder)
+def running(made_of: type[Transformer]) -> type[WrappedModel]:
+    """A wrapped model of this class, whatever the case says."""
+
+    class Running(WrappedModel):
+        model_class = made_of
+
+    return Running
 
 
 def observe(target_cache: KVCache | None, draft_cache: KVCache | None) -> Observation:
@@ -82,11 +91,18 @@ def observe(target_cache: KVCache | None, draft_cache: KVCache | None) -> Observ
         draft_offsets=draft_cache.offsets if draft_cache else None,
         target_rows=_rows(target_cache) if target_cache else None,
         draft_rows=_rows(draft_cache) if draft_cache else None,
+        target_blocks=_blocks(target_cache),
+        draft_blocks=_blocks(draft_cache),
     )
 
 
 def _rows(cache: KVCache) -> tuple[CacheRows, ...]:
-    return tuple(CacheRows(layer.keys, layer.values) for layer in cache.layers)
+    """A layer of `reference.parts` may have forgotten its first rows, and then says so."""
+    return tuple(CacheRows(layer.keys, layer.values, getattr(layer, "first", 0)) for layer in cache.layers)
+
+
+def _blocks(cache: KVCache | None) -> BlockTable | None:
+    return BlockTable(tuple(cache.table), BLOCK_SIZE, cache.pool.in_use) if isinstance(cache, PagedCache) else None
 
 
 class ReferenceSession(DecoderSession):

@@ -10,14 +10,18 @@ from types import MappingProxyType
 
 from specproof.defects import (
     acceptance,
+    batch,
     draft_cache,
     exit,
+    grammar,
     metrics,
     positions,
     processors,
     randomness,
+    recurrent,
     stop,
     target_cache,
+    target_cache_parts,
     vocabulary,
 )
 from specproof.defects.base import KINDS, Defect
@@ -27,11 +31,15 @@ __all__ = ["CATALOGUE", "KINDS", "LEFT_OUT", "Defect"]
 _MODULES = (
     draft_cache,
     target_cache,
+    target_cache_parts,
+    recurrent,
+    batch,
     exit,
     stop,
     acceptance,
     randomness,
     processors,
+    grammar,
     positions,
     vocabulary,
     metrics,
@@ -50,10 +58,10 @@ CATALOGUE: Mapping[str, Defect] = MappingProxyType(_catalogue())
 
 LEFT_OUT: Mapping[str, str] = MappingProxyType(
     {
+        "D32": "the same mistake as D39, first blamed on a quantised cache",
         "D61": "stop strings: turns end by tokens here, and no engine is given text",
         "D87": "trees of proposals: one sequence is proposed at a time",
         "D88": "several candidates for one position, drawn without replacement: one is drawn here",
-        "D94": "several ranks that must draw alike: one process decodes here",
         "D116": "another order of tied logits: ties are not judged, since kernels may turn them",
         "D117": "another shape of the prompt's forward: it turns ties only, which are not judged",
         "D118": "a verification of lower precision: below the tolerance of a float32 engine it is no defect",

@@ -7,6 +7,7 @@ laws that take many runs, or all outcomes at once, are in `specproof.laws`.
 from collections.abc import Mapping
 
 from specproof.invariants.base import RunInvariant
+from specproof.invariants.block_table import BLOCK_TABLE
 from specproof.invariants.blocks import EMITTED_BLOCK
 from specproof.invariants.content import CACHE_CONTENT
 from specproof.invariants.contexts import PROCESSOR_HISTORY
@@ -23,6 +24,7 @@ RUN_INVARIANTS: Mapping[str, RunInvariant] = {
         TARGET_CACHE_OFFSET,
         DRAFT_CACHE_OFFSET,
         CACHE_CONTENT,
+        BLOCK_TABLE,
         EMITTED_BLOCK,
         GREEDY_PARITY,
         HONEST_Q,
