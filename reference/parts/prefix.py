@@ -34,10 +34,10 @@ class PublishingLayer(RecurrentLayer):
 
     def with_rows(self, keys: Floats, values: Floats) -> Self:
         """As `RecurrentLayer.with_rows`; states on the way are published, where none is yet."""
-        _, *states = self.run(self.state, keys, values)
+        done = super().with_rows(keys, values)
         last = self.published[-1].offset if self.published else 0
-        fresh = tuple(state for state in states if state.offset % EVERY == 0 and state.offset > last)
-        return replace(super().with_rows(keys, values), published=self.published + fresh)
+        fresh = tuple(state for state in done.latest if state.offset % EVERY == 0 and state.offset > last)
+        return replace(done, published=self.published + fresh)
 
     def first_rows(self, length: int) -> Self:
         """As `RecurrentLayer.first_rows`; what it passes on the way back is withdrawn."""
@@ -60,7 +60,7 @@ class PublishingTarget(RecurrentTarget):
 
 
 def begin_inside(cache: KVCache, most: int) -> int:
-    """Take a cache back to the last place, up to `most` tokens, that all its layers can begin at. Returns that place."""
+    """Take a cache back to the last place, up to `most` tokens, that all its layers can begin at. Returns it."""
     most = min(most, cache.offset)
     layers = [cast(RecurrentLayer | LayerCache, layer) for layer in cache.layers]
     recurrent = [layer for layer in layers if isinstance(layer, PublishingLayer)]

@@ -68,6 +68,7 @@ class RecurrentLayer:
         state: the state now.
         staged_keys, staged_values: [n_kv_heads, S, d], the inputs between the two.
         room: inputs that stay staged when others come.
+        latest: the states after each of the tokens that came last; what their queries read.
     """
 
     checkpoint: RecurrentState
@@ -75,6 +76,7 @@ class RecurrentLayer:
     staged_keys: Floats
     staged_values: Floats
     room: int
+    latest: tuple[RecurrentState, ...] = ()
 
     @classmethod
     def empty(cls, num_kv_heads: int, head_dim: int, room: int = ROOM) -> Self:
@@ -106,11 +108,12 @@ class RecurrentLayer:
         """Itself after T more tokens [n_kv_heads, T, d]. The checkpoint stays before all T of them."""
         surplus = max(int(self.staged_keys.shape[1]) - self.room, 0)
         *_, checkpoint = self.run(self.checkpoint, self.staged_keys[:, :surplus], self.staged_values[:, :surplus])
-        *_, state = self.run(self.state, keys, values)
+        _, *states = self.run(self.state, keys, values)
         return replace(
             self,
             checkpoint=checkpoint,
-            state=state,
+            state=states[-1],
+            latest=tuple(states),
             staged_keys=np.concatenate([self.staged_keys[:, surplus:], keys], axis=1),
             staged_values=np.concatenate([self.staged_values[:, surplus:], values], axis=1),
         )
@@ -134,11 +137,6 @@ class RecurrentLayer:
         keys, values = self.staged_keys[:, :keep], self.staged_values[:, :keep]
         *_, state = self.run(self.checkpoint, keys, values)
         return replace(self, state=state, staged_keys=keys, staged_values=values)
-
-    def last_states(self, count: int) -> list[RecurrentState]:
-        """The states after each of the last `count` staged tokens."""
-        states = list(self.run(self.checkpoint, self.staged_keys, self.staged_values))
-        return states[len(states) - count :]
 
     def run(self, state: RecurrentState, keys: Floats, values: Floats) -> Iterator[RecurrentState]:
         """`state`, and the state after each of T inputs [n_kv_heads, T, d]."""
@@ -185,7 +183,7 @@ class RecurrentTransformer(Transformer):
             queries, keys, values = self._project(layer, x, angles)
             held = cache.append(index, keys, values)
             if isinstance(held, RecurrentLayer):
-                memories = np.stack([state.memory for state in held.last_states(len(x))], axis=1)  # [n_kv, T, d, d]
+                memories = np.stack([state.memory for state in held.latest], axis=1)  # [n_kv, T, d, d]
                 x = self._recall(layer, x, queries, memories)
             else:
                 visible = np.arange(held.offset) <= positions[:, None]  # [T, S + T]

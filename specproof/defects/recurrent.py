@@ -126,27 +126,22 @@ class KeepsOldView(RecurrentLayer):
 
     Attributes:
         captured: what a view shows that was made before the last rollback.
-        view: what the last forward read.
     """
 
     captured: RecurrentState | None = None
-    view: RecurrentState | None = None
 
     def with_rows(self, keys: Floats, values: Floats) -> Self:
         """The view is used once."""
-        return replace(super().with_rows(keys, values), view=self.captured, captured=None)
+        done = super().with_rows(keys, values)
+        if self.captured is None:
+            return done
+        _, *stale = self.run(self.captured, keys, values)
+        return replace(done, latest=tuple(stale), captured=None)
 
     def first_rows(self, length: int) -> Self:
         """Right, with a view that is not made anew."""
         kept = super().first_rows(length)
         return replace(kept, captured=self.state) if 0 < length < self.offset else kept
-
-    def last_states(self, count: int) -> list[RecurrentState]:
-        """What the view shows."""
-        if self.view is None:
-            return super().last_states(count)
-        start = self.staged_keys.shape[1] - count
-        return list(self.run(self.view, self.staged_keys[:, start:], self.staged_values[:, start:]))[1:]
 
 
 def _target(made_of: type[RecurrentLayer]) -> type[WrappedModel]:
