@@ -35,6 +35,7 @@ class LlamaConfig:
     rms_norm_eps: float
     rope_theta: float
     tied: bool
+    max_positions: int | None = None
 
 
 def read_config(folder: Path) -> LlamaConfig:
@@ -71,6 +72,7 @@ def read_config(folder: Path) -> LlamaConfig:
         rms_norm_eps=positive("rms_norm_eps", 1e-6, (int, float)),
         rope_theta=positive("rope_theta", rope.get("rope_theta", 10000.0), (int, float)),
         tied=fields.get("tie_word_embeddings", False),
+        max_positions=None if fields.get("max_position_embeddings") is None else positive("max_position_embeddings"),
     )
     if not isinstance(config.tied, bool):
         raise CheckpointError(f"{folder}/config.json gives tie_word_embeddings as {config.tied!r}; give true or false")

@@ -7,6 +7,7 @@ What is proposed, and what is accepted, it leaves to the drafter and the accepta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
@@ -129,6 +130,7 @@ class Decoder:
             q=tuple(float(q[i][token]) for i, token in enumerate(drafted)),
             sum_min=tuple(float(np.minimum(p[i], q[i]).sum()) for i in tested),
             sum_prod=tuple(float((p[i] * q[i]).sum()) for i in tested),
+            log_probabilities=tuple(_log(float(p[i][token])) for i, token in enumerate(emitted)),
             finish=self._finish(emitted[-1], len(state.emitted) + len(emitted), state.max_tokens),
         )
 
@@ -255,6 +257,11 @@ class Decoder:
         if last in self.stop_tokens:
             return "stop"
         return "length" if num_emitted == max_tokens else None
+
+
+def _log(probability: float) -> float:
+    """-inf for a token without mass."""
+    return math.log(probability) if probability > 0 else -math.inf
 
 
 def _rows(drafter: Drafter) -> int:

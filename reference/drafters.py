@@ -123,7 +123,7 @@ class DraftModel:
         while len(tokens) < k:
             context = [*history, *tokens]
             logits = advance(self.model, context[self.cache.offset :], self.cache).logits[-1]  # [T, V] -> [V]
-            q = next_distribution(logits, context, self.sampling, self.processors, self.model.name)
+            q = self._distribution(logits, context)
             if q.max() < self.min_prob:
                 break
             tokens.append(self._draw(q, len(context)))
@@ -155,6 +155,9 @@ class DraftModel:
         twin = copy.copy(self)
         twin.cache = self.cache.copy()
         return twin
+
+    def _distribution(self, logits: Floats, context: Sequence[int]) -> Floats:
+        return next_distribution(logits, context, self.sampling, self.processors, self.model.name)
 
     def _draw(self, q: Floats, position: int) -> int:
         return self.randomness.categorical(q) if self.draw is None else self.draw(q, position)

@@ -45,5 +45,9 @@ class HiddenCache(DecodingFault):
     """A model's forward left the cache it was given unchanged, so no drafter can roll it back."""
 
 
+class ContextExhausted(DecodingFault):
+    """A position beyond those a model was made for."""
+
+
 class DishonestDraft(DecodingFault):
     """A drafted token has no mass under the distribution it is said to be drawn from."""

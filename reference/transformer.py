@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from reference.cache import KVCache
 from reference.checkpoint import LlamaConfig, layer_shapes, read_config, read_tokens, read_weights
-from reference.errors import EmptyPrompt, HiddenCache, TokenOutOfRange
+from reference.errors import ContextExhausted, EmptyPrompt, HiddenCache, TokenOutOfRange
 from reference.values import Floats, as_integer
 
 Bools = NDArray[np.bool_]
@@ -90,10 +90,12 @@ class Transformer:
         Raises:
             EmptyPrompt: no tokens.
             TokenOutOfRange: a token outside the vocabulary; the cache is unchanged.
+            ContextExhausted: a position beyond those the model was made for; the cache is unchanged.
         """
         x = self._embed(tokens)  # [T] -> [T, D]
         positions = cache.offset + np.arange(len(x))  # [T]
-        angles = rotary_angles(positions, self.config)  # [T, d/2]
+        self._check_positions(positions)
+        angles = self._angles(positions)  # [T, d/2]
         for index, layer in enumerate(self.layers):
             queries, keys, values = self._project(layer, x, angles)
             held = cache.append(index, keys, values)  # [n_kv, T, d] -> [n_kv, S + T, d]
@@ -116,6 +118,18 @@ class Transformer:
             rows.append((keys, values))
             x = self._mix(layer, x, queries, keys, values, causal)  # [T, D]
         return WholePass(self._finish(x).logits, tuple(rows))
+
+    def _check_positions(self, positions: NDArray[np.int64]) -> None:
+        limit = self.config.max_positions
+        if limit is not None and positions[-1] >= limit:
+            raise ContextExhausted(
+                f"{self.name} was asked for position {positions[-1]}, and was made for {limit} positions; "
+                "end the turn before, or take a model with a longer context"
+            )
+
+    def _angles(self, positions: NDArray[np.int64]) -> Floats:
+        """[T] -> [T, d/2]."""
+        return rotary_angles(positions, self.config)
 
     def _embed(self, tokens: Sequence[int]) -> Floats:
         """[T] -> [T, D]."""

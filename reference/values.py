@@ -160,6 +160,7 @@ class Round:
     q: tuple[float, ...] = ()  # the drafter's
     sum_min: tuple[float, ...] = ()  # sum_x min(p, q) at each *tested* position, length min(a + 1, k)
     sum_prod: tuple[float, ...] = ()  # sum_x p q at each of them
+    log_probabilities: tuple[float, ...] = ()  # log p of each emitted token, by the p of plain decoding there
     finish: Finish | None = None  # why the turn ended with this round; None while it goes on
 
     @property

@@ -108,6 +108,7 @@ def check(engine: Engine, pair: Pair, seed: int, quick: bool) -> CheckResult:
 
 def cases(capabilities: Capabilities, pair: Pair, seed: int) -> Iterator[Case]:
     """Every rule in every setting that the engine honours, and once with a contrary draft model."""
+    pair = pair.built_as(capabilities.architecture)
     prompt = random_prompt(vocabulary(pair), seed)
     for rule in _rules(capabilities):
         sampled = {setting.label: setting for setting in (*SETTINGS, contrary(SETTINGS[0], capabilities))}

@@ -1,4 +1,4 @@
-"""The command line: `specproof audit`. Parses, reports and sets the exit status; `audit` and `report` do the work.
+"""The command line: `specproof audit` and `specproof defects`. Parses, reports and sets the exit status.
 
 Exit status: 0 if every check that could be made holds (failures of a peer do not count), 1 if one fails,
 2 if the call was wrong, 130 if interrupted.
@@ -7,8 +7,6 @@ Exit status: 0 if every check that could be made holds (failures of a peer do no
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,14 +20,15 @@ from reference.drafters import check_vocabularies, tokens_of
 from reference.errors import InvalidInput, InvalidSetting
 from reference.transformer import load
 from specproof import audit as auditing
+from specproof.defects.command import defects
 from specproof.engine import Engine
 from specproof.pairs import Pair, toy
 from specproof.registry import ENGINES, installed_engines, load_engine
 from specproof.report import print_report, require_markdown, to_json, to_markdown
-
-EXIT_FAILS, EXIT_WRONG_CALL, EXIT_INTERRUPTED = 1, 2, 130
+from specproof.terminal import EXIT_FAILS, EXIT_INTERRUPTED, EXIT_WRONG_CALL, check_outputs, console
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command()(defects)
 
 
 @app.callback()
@@ -68,9 +67,11 @@ def audit(
     Exit status: 0 all checks hold (a peer's failures do not count), 1 a check fails, 2 the call was wrong.
     """
     peers = tuple(peer or ())
-    out, err = _console(stderr=False), _console(stderr=True)
+    out, err = console(stderr=False), console(stderr=True)
     try:
-        _check_outputs(json_file, markdown_file)
+        check_outputs(json_file, markdown_file)
+        if markdown_file:
+            require_markdown()
         for name in set(engines or ()) & set(peers):
             raise InvalidSetting(f"{name!r} is given both as an engine and as a --peer; give it once")
         subjects = _subjects([*(engines or ()), *peers], err)
@@ -102,37 +103,6 @@ def audit(
     print_report(report, out)
     if not report.passed:
         raise typer.Exit(EXIT_FAILS)
-
-
-class _Console(Console):
-    """A console whose reader may close the pipe (`| head`) without changing the exit status."""
-
-    def on_broken_pipe(self) -> None:
-        """Send the rest to nowhere, in place of ending the process with status 1."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
-
-
-def _console(stderr: bool) -> Console:
-    console = _Console(stderr=stderr, highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 120  # a pipe has no width of its own; with rich's 80 columns the table would break
-    return console
-
-
-def _check_outputs(json_file: Path | None, markdown_file: Path | None) -> None:
-    """Refuse before the audit what would fail after it."""
-    if json_file and markdown_file and json_file.resolve() == markdown_file.resolve():
-        raise InvalidSetting(f"--json and --markdown both name {json_file}; give two files")
-    for file in filter(None, (json_file, markdown_file)):
-        if file.is_dir():
-            raise InvalidSetting(f"cannot write the report to {file}: it is a folder; give a file")
-        if not file.parent.is_dir():
-            raise InvalidSetting(f"cannot write the report to {file}: there is no folder {file.parent}; make it first")
-        if not os.access(file if file.exists() else file.parent, os.W_OK):
-            raise InvalidSetting(f"cannot write the report to {file}: permission denied; give another place")
-    if markdown_file:
-        require_markdown()
 
 
 def _subjects(names: list[str], err: Console) -> dict[str, Engine]:

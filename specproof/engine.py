@@ -9,7 +9,7 @@ Which engines there are, and how one is loaded by its name, is in `registry`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -50,11 +50,15 @@ class Fault:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model of a case: a Hugging Face Llama folder, and what is done to its forward."""
+    """A model of a case: a Hugging Face Llama folder, what is done to its forward, and what is made of its weights.
+
+    `architecture` is a name in `specproof.architectures`.
+    """
 
     folder: Path
     transform: LogitTransform | None = None
     fault: Fault | None = None
+    architecture: str = "llama"
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,13 @@ class Capabilities:
         min_prob: it honours `Case.min_prob`.
         sampling: fields of `SamplingParams` it honours; a case that sets any other is not run.
         contexts: it shows which tokens its logits processors saw.
+        architecture: what it makes of the weights of a checkpoint, by its name in `specproof.architectures`: the oracle
+            does the same, without a cache.
+        block_tables: its caches are paged, and it shows their tables.
+        log_probabilities: it shows the log-probability of every token that a round emitted.
+        injectable_uniforms: the uniforms in [0, 1) that its coins and draws are made from can be given to it
+            (`UniformEngine`).
+        refusals: bad inputs that it can be given, and must refuse: names of `specproof.bad_input.PROBES`.
         lossy: it declares that its output is not the target's distribution; the audit measures how far.
     """
 
@@ -137,15 +148,40 @@ class Capabilities:
     min_prob: bool = False
     sampling: frozenset[str] = frozenset({"temperature"})
     contexts: bool = False
+    architecture: str = "llama"
+    block_tables: bool = False
+    log_probabilities: bool = False
+    injectable_uniforms: bool = False
+    refusals: frozenset[str] = frozenset()
     lossy: bool = False
 
 
 @dataclass(frozen=True)
 class CacheRows:
-    """The live rows of one layer: keys and values, float64 [n_kv_heads, rows, head_dim] (positions applied)."""
+    """The live rows of one layer: keys and values, float64 [n_kv_heads, rows, head_dim] (positions applied).
+
+    `first` is the position of row 0: not 0 for a layer that forgets. A layer with a state in place of rows shows one
+    row, at the last position: the state, [n_kv_heads, 1, size], as `keys`, and that of its convolution as `values`.
+    """
 
     keys: Floats
     values: Floats
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """Where a paged cache has its rows.
+
+    Attributes:
+        blocks: ids, in the order of the rows.
+        block_size: rows in each.
+        in_use: blocks of the pool that are taken, by this table or by nobody.
+    """
+
+    blocks: tuple[int, ...]
+    block_size: int
+    in_use: int
 
 
 @dataclass(frozen=True)
@@ -156,6 +192,8 @@ class Observation:
     draft_offsets: tuple[int, ...] | None = None
     target_rows: tuple[CacheRows, ...] | None = None
     draft_rows: tuple[CacheRows, ...] | None = None
+    target_blocks: BlockTable | None = None
+    draft_blocks: BlockTable | None = None
 
 
 @dataclass(frozen=True)
@@ -169,6 +207,8 @@ class Boundary:
         contexts: the token sequences that the target's logits processors saw in that round (in the first
             boundary: in prefill), in order; None: cannot be seen.
         observation: the caches, here.
+        log_probabilities: log p of each token that the round emitted, p being what plain decoding draws it from, after
+            temperature, penalties and truncation; None: cannot be seen.
     """
 
     emitted: tuple[int, ...]
@@ -176,6 +216,7 @@ class Boundary:
     observation: Observation = field(default_factory=Observation)
     draft_distributions: tuple[DraftDistribution, ...] | None = None
     contexts: tuple[tuple[int, ...], ...] | None = None
+    log_probabilities: tuple[float, ...] | None = None
 
 
 @runtime_checkable
@@ -204,9 +245,20 @@ class Session(Protocol):
 class Engine(Protocol):
     """A speculative decoder under audit."""
 
-    name: str
-    version: str
-    capabilities: Capabilities
+    @property
+    def name(self) -> str:
+        """In reports."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """In reports."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it knows and can show."""
+        ...
 
     def start(self, case: Case) -> Session:
         """Begin a decode on fresh caches. May prefill at once or at the first token."""
@@ -273,4 +325,13 @@ class ExactEngine(Engine, Protocol):
 
     def start_exact(self, case: Case, choices: Choices) -> ExactSession:
         """Begin a decode (prefill's draw included) whose every random choice is made by `choices`."""
+        ...
+
+
+@runtime_checkable
+class UniformEngine(Engine, Protocol):
+    """An engine whose uniforms can be given to it: the end points 0 and just under 1 are never met by chance."""
+
+    def start_uniform(self, case: Case, uniform: Callable[[], float]) -> Session:
+        """Begin a decode whose every coin and draw is made, by the engine itself, from `uniform()` in [0, 1)."""
         ...

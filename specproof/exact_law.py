@@ -101,6 +101,7 @@ def check(engine: Engine, pair: Pair, seed: int, quick: bool) -> CheckResult:
 
 def cases(capabilities: Capabilities, pair: Pair, seed: int, quick: bool) -> Iterator[Case]:
     """Every discrete rule in every setting that the engine honours; blocks of one rule from small to large."""
+    pair = pair.built_as(capabilities.architecture)
     prompt = random_prompt(vocabulary(pair), seed)
     for rule in _discrete_rules(capabilities):
         if rule == "greedy":

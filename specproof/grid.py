@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from reference.values import SamplingParams
-from specproof.engine import Capabilities, Case, ModelSpec
+from specproof.engine import Capabilities, Case
 from specproof.forcing import CYCLE, Models
 from specproof.oracle import oracle_of
 from specproof.pairs import Pair
@@ -88,7 +88,7 @@ class Grid:
     @property
     def vocab_size(self) -> int:
         """V of the target."""
-        return oracle_of(ModelSpec(self.pair.target)).vocab_size
+        return oracle_of(self.pair.target_spec()).vocab_size
 
     @property
     def rules(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from reference.acceptance import RULES
 from reference.values import SamplingParams
-from specproof.engine import Capabilities, Case, DrafterKind, LogitTransform, ModelSpec
+from specproof.engine import Capabilities, Case, DrafterKind, LogitTransform
 from specproof.oracle import oracle_of
 from specproof.pairs import Pair
 from specproof.results import Violation
@@ -92,8 +92,8 @@ def law_case(law: str, pair: Pair, rule: str, k: int, setting: Setting, prompt: 
     return Case(
         id=case_id(law, rule, k, setting),
         regime=law,
-        target=ModelSpec(pair.target),
-        draft=ModelSpec(pair.draft, setting.draft_transform) if setting.drafter == "draft_model" else None,
+        target=pair.target_spec(),
+        draft=pair.draft_spec(setting.draft_transform) if setting.drafter == "draft_model" else None,
         prompt=LOOKUP_PROMPT if setting.drafter == "prompt_lookup" else prompt,
         rule=rule,
         sampling=setting.sampling,
@@ -112,7 +112,7 @@ def raised(law: str, case: Case, error: Exception) -> Violation:
 
 def vocabulary(pair: Pair) -> int:
     """V of the pair's target."""
-    return oracle_of(ModelSpec(pair.target)).vocab_size
+    return oracle_of(pair.target_spec()).vocab_size
 
 
 def random_prompt(vocab_size: int, seed: int) -> Tokens:
@@ -126,7 +126,7 @@ def clear_prompt(pair: Pair, length: int) -> Tokens:
 
     A float32 engine may resolve a near-tie the other way, which is rounding and no defect.
     """
-    target, draft = oracle_of(ModelSpec(pair.target)), oracle_of(ModelSpec(pair.draft))
+    target, draft = oracle_of(pair.target_spec()), oracle_of(pair.draft_spec())
 
     def narrowest(prompt: Tokens) -> float:
         history = prompt + target.greedy(prompt, length)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from specproof import acceptance_rate, exact_law, output_distribution
+from specproof import acceptance_rate, bad_input, exact_law, independence, output_distribution
 from specproof.engine import Capabilities, Engine
 from specproof.pairs import Pair
 from specproof.results import CheckResult
@@ -59,6 +59,27 @@ LAWS: Mapping[str, Law] = {
             acceptance_rate.observable,
             False,
             acceptance_rate.check,
+        ),
+        Law(
+            independence.NAME,
+            "the output for a seed depends on nothing but the case: equal seeds give equal output, whatever else the "
+            "engine decodes; uniforms of 0 and just under 1 give tokens that have mass; proposal, coin and the token "
+            "after it are independent draws",
+            "seeds of other processes and ranks; dependence weaker than its note gives, and between draws further "
+            "apart than a round",
+            independence.observable,
+            True,
+            independence.check,
+        ),
+        Law(
+            bad_input.NAME,
+            "what cannot be decoded is refused before a token comes out of it: bad prompts and settings, a drafter of "
+            "another vocabulary, NaN logits, a context that is too short",
+            "inputs that the engine does not declare; whether the message helps, but for the name of the model at "
+            "fault",
+            bad_input.observable,
+            True,
+            bad_input.check,
         ),
     )
 }

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
+from reference.parts.grammar import GrammarTransformer
 from reference.sampling import distribution
-from reference.transformer import Transformer, WholePass, load
+from reference.transformer import Transformer, WholePass
 from reference.values import SamplingParams
+from specproof.architectures import architecture, load_model
 from specproof.engine import CacheRows, Floats, ModelSpec
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -49,10 +51,10 @@ class _Passes:
         return found
 
 
-@lru_cache(maxsize=16)
-def _passes(folder: Path) -> _Passes:
+@lru_cache(maxsize=32)
+def _passes(folder: Path, name: str) -> _Passes:
     """The passes of a folder's model; the folder must not change while the process runs."""
-    return _Passes(load(folder))
+    return _Passes(load_model(folder, architecture(name)))
 
 
 class Oracle:
@@ -67,14 +69,15 @@ class Oracle:
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = replace(spec, fault=None)
-        self._passes = _passes(spec.folder)
+        self._passes = _passes(spec.folder, spec.architecture)
         self.vocab_size = self._passes.model.vocab_size
 
     def logits(self, tokens: Sequence[int]) -> Floats:
-        """Transformed logits [T, V]; row i predicts token i + 1, and its position is i."""
+        """Transformed logits [T, V]; row i predicts token i + 1, and its position is i. A grammar masks them last."""
         plain = self._passes.of(tuple(tokens)).logits[: len(tokens)]
-        transform = self.spec.transform
-        return plain if transform is None else transform(plain, np.arange(len(plain)))
+        transform, model = self.spec.transform, self._passes.model
+        changed = plain if transform is None else transform(plain, np.arange(len(plain)))
+        return model.constrained(tokens, changed) if isinstance(model, GrammarTransformer) else changed
 
     def rows(self, tokens: Sequence[int]) -> tuple[CacheRows, ...]:
         """The rows that every layer must hold after exactly these tokens: [n_kv_heads, T, head_dim]."""

@@ -100,6 +100,7 @@ def cases(capabilities: Capabilities, pair: Pair, seed: int, quick: bool) -> Ite
 
     That rule is `rejection` where the engine has it: it makes the most decisions that can go wrong.
     """
+    pair = pair.built_as(capabilities.architecture)
     prompt = random_prompt(vocabulary(pair), seed)
     rules = sampling_rules(capabilities)
     most = "rejection" if "rejection" in rules else rules[0] if rules else ""

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from reference.errors import CheckpointError
+from specproof.engine import LogitTransform, ModelSpec
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and the drafter that goes with it: two Hugging Face Llama folders."""
+    """A target and the drafter that goes with it: two Hugging Face Llama folders, and what is made of their weights."""
 
     target: Path
     draft: Path
+    architecture: str = "llama"
+
+    def built_as(self, architecture: str) -> Self:
+        """The same weights in another architecture (`Capabilities.architecture`)."""
+        return replace(self, architecture=architecture)
+
+    def target_spec(self, transform: LogitTransform | None = None) -> ModelSpec:
+        """The target, its logits changed by a transform."""
+        return ModelSpec(self.target, transform, architecture=self.architecture)
+
+    def draft_spec(self, transform: LogitTransform | None = None) -> ModelSpec:
+        """As `target_spec`, of the drafter."""
+        return ModelSpec(self.draft, transform, architecture=self.architecture)
 
 
 def toy_folder() -> Path:

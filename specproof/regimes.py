@@ -43,7 +43,8 @@ class Regime:
     def cases(self, pair: Pair, capabilities: Capabilities, seed: int, quick: bool) -> Iterator[Case]:
         """Its cases for an engine that declares `capabilities`; none where it cannot be run."""
         if self.runnable(capabilities):
-            yield from self.build(Grid(pair, capabilities, seed, quick))
+            built = pair.built_as(capabilities.architecture)
+            yield from self.build(Grid(built, capabilities, seed, quick))
 
 
 def regime(name: str) -> Regime:

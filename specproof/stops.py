@@ -2,6 +2,7 @@
 
 - Drafter = target (every proposal accepted), a stop token at every place of the first blocks: it is accepted, the
   last of a block, or the bonus, whether an engine's prefill emits a token or leaves the prompt's last one pending.
+- Prompt lookup in a recital: the same, for a drafter without a model.
 - Drafter = target without its argmax (every proposal rejected): a stop token among the target's tokens
   is a correction; a stop token that is only ever proposed is rejected, and must not stop anything.
 """
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from specproof import forcing
-from specproof.engine import Case, ModelSpec
+from specproof.engine import Case
 from specproof.grid import BLOCK_SIZES, Grid, Setting
 from specproof.oracle import oracle_of
 
@@ -27,9 +28,12 @@ def stop_cases(grid: Grid) -> Iterator[Case]:
     for setting in grid.thinned():
         if setting.sampling.temperature > 0:
             yield from _sampled(grid, setting)
-        elif grid.has_draft_model:
+            continue
+        if grid.has_draft_model:
             yield from _accepted(grid, setting, prompt, answer)
             yield from _rejected(grid, setting, prompt, answer[:6])
+        if grid.has_lookup(setting):
+            yield from _recited(grid, setting)
 
 
 def _sampled(grid: Grid, setting: Setting) -> Iterator[Case]:
@@ -69,9 +73,18 @@ def _rejected(grid: Grid, setting: Setting, prompt: Tokens, answer: Tokens) -> I
                             stop_tokens=frozenset({proposed}))  # fmt: skip
 
 
+def _recited(grid: Grid, setting: Setting) -> Iterator[Case]:
+    """A stop token inside the first block of a prompt-lookup drafter that is always right."""
+    if setting.sampling.has_penalties:  # they would end the recital
+        return
+    for place in (1,) if grid.quick else (1, 2):
+        yield grid.case("stop", setting, f"recited-at{place}", forcing.lookup_accept(grid.pair), grid.recited_prompt,
+                        setting.num_draft_tokens + 6, stop_tokens=frozenset({forcing.CYCLE[place]}))  # fmt: skip
+
+
 def _unrepeating(grid: Grid, length: int) -> tuple[Tokens, Tokens]:
     """A prompt whose greedy continuation has the longest start without a repeated token, and that continuation."""
-    target = oracle_of(ModelSpec(grid.pair.target))
+    target = oracle_of(grid.pair.target_spec())
     best: tuple[int, Tokens, Tokens] = (-1, (), ())
     for number in range(1, 3 * CANDIDATES, 3):  # prompts of the middle length
         prompt = grid.prompt(number)

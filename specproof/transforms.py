@@ -64,6 +64,19 @@ class BanArgmax:
 
 
 @dataclass(frozen=True)
+class Constant:
+    """The same logits everywhere, so that p is known without the model; tokens beyond those given are banned."""
+
+    logits: tuple[float, ...]
+
+    def __call__(self, logits: Floats, positions: Positions) -> Floats:
+        """Logits [T, V] -> [T, V]."""
+        changed = np.full_like(logits, BANNED)
+        changed[:, : len(self.logits)] = self.logits
+        return changed
+
+
+@dataclass(frozen=True)
 class Flat:
     """Makes every token equally probable: below any `min_prob` worth the name."""
 

@@ -61,6 +61,10 @@ class DecoderSession(ABC):
     def distributions(self, state: Any) -> tuple[DraftDistribution, ...]:
         """The q of the last round's proposals."""
 
+    def log_probabilities(self, done: Round | None) -> tuple[float, ...] | None:
+        """Those of the tokens that a round emitted, where the decoder reports them."""
+        return None
+
     def __iter__(self) -> Iterator[int]:
         """The tokens, as the decoder's `generate` hands them out; every call goes on with the same turn."""
         return self._tokens
@@ -92,6 +96,7 @@ class DecoderSession(ABC):
                 observation=self.observe(),
                 draft_distributions=None if done is None else self.distributions(state),
                 contexts=contexts if self._shows_contexts else None,
+                log_probabilities=self.log_probabilities(done),
             )
         )
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from typing import cast
@@ -15,17 +15,11 @@ from reference.cache import KVCache
 from reference.decoder import Decoder
 from reference.drafters import Drafter, DraftModel
 from reference.prompt_lookup import PromptLookup
-from reference.randomness import Randomness, SeededRandomness
+from reference.randomness import Randomness, SeededRandomness, UniformRandomness
 from reference.values import SamplingParams
 from specproof.adapters.decoder_sessions import OnRound, Processors, observed
-from specproof.adapters.reference_sessions import (
-    LoadModel,
-    ReferenceExactSession,
-    ReferenceSession,
-    WrappedModel,
-    load_model,
-    remembered_model,
-)
+from specproof.adapters.reference_sessions import ReferenceExactSession, ReferenceSession, WrappedModel
+from specproof.bad_input import PROBES
 from specproof.engine import Capabilities, Case, Choices, Schedule, Session
 
 __all__ = ["DEFERRED", "EAGER", "ENGINE", "ReferenceEngine", "ReferenceExactSession", "ReferenceSession"]
@@ -40,13 +34,21 @@ class ReferenceEngine:
     Attributes:
         name: in reports.
         schedule: when the draft model forwards its last proposal.
-        decoder_class, drafter_class: what to run: the oracle's own, or one that is wrong on purpose.
+        decoder_class, drafter_class, lookup_class, randomness_class: what to run: the oracle's own, or one that is
+            wrong on purpose. `lookup_class` is called with the vocabulary size, `randomness_class` with a case's seed.
+        target_class, draft_class: the models that it is run on, as `WrappedModel`.
+        architecture: what is made of the weights.
     """
 
     name: str = "reference"
     schedule: Schedule = "catch_up"
     decoder_class: type[Decoder] = Decoder
     drafter_class: type[DraftModel] = DraftModel
+    lookup_class: Callable[[int], PromptLookup] = PromptLookup
+    randomness_class: Callable[[int], UniformRandomness] = SeededRandomness
+    target_class: type[WrappedModel] = WrappedModel
+    draft_class: type[WrappedModel] = WrappedModel
+    architecture: str = "llama"
 
     @property
     def version(self) -> str:
@@ -73,11 +75,22 @@ class ReferenceEngine:
             min_prob=True,
             sampling=frozenset(field.name for field in fields(SamplingParams)),
             contexts=True,
+            architecture=self.architecture,
+            block_tables=self.architecture == "paged",
+            log_probabilities=True,
+            injectable_uniforms=True,
+            refusals=frozenset(PROBES),
         )
 
     def start(self, case: Case) -> ReferenceSession:
         """A decode on fresh caches, with random numbers from the case's seed."""
-        return self._session(case, case.prompt, None, None)
+        return self._session(case, case.prompt, None, None, self.randomness_class(case.seed))
+
+    def start_uniform(self, case: Case, uniform: Callable[[], float]) -> ReferenceSession:
+        """As `start`, with the uniforms that are given."""
+        randomness = self.randomness_class(case.seed)
+        randomness.uniform = uniform
+        return self._session(case, case.prompt, None, None, randomness)
 
     def resume(self, session: Session, emitted: Sequence[int], tokens: Sequence[int], case: Case) -> ReferenceSession:
         """A warm start on the caches of `session`: prefill forwards what they do not hold.
@@ -87,37 +100,35 @@ class ReferenceEngine:
         """
         ended = cast(ReferenceSession, session)
         history = (*case.prompt, *emitted, *tokens)
-        return self._session(case, history, ended.target_cache, ended.drafter.cache)
+        randomness = self.randomness_class(case.seed)
+        return self._session(case, history, ended.target_cache, ended.drafter.cache, randomness)
 
     def start_exact(self, case: Case, choices: Choices) -> ReferenceExactSession:
         """A decode whose every choice is made by `choices`, prefill's draw included."""
         randomness = cast(Randomness, choices)  # `coupled_categorical` is asked for by the coupled rule alone
-        decoder = self._decoder(case, randomness, self.decoder_class, [], remembered_model)
-        drafter = self._drafter(case, randomness, None, remembered_model)
+        decoder = self._decoder(case, randomness, self.decoder_class, [])
+        drafter = self._drafter(case, randomness, None)
+        for model in (decoder.target, getattr(drafter, "model", None)):
+            if isinstance(model, WrappedModel):
+                model.remember()
         return ReferenceExactSession(decoder, decoder.prefill(case.prompt, drafter, case.max_tokens))
 
     def _session(
-        self, case: Case, history: Sequence[int], target_cache: KVCache | None, draft_cache: KVCache | None
-    ) -> ReferenceSession:
-        randomness = SeededRandomness(case.seed)
-
+        self, case: Case, history: Sequence[int], target_cache: KVCache | None, draft_cache: KVCache | None,
+        randomness: Randomness,
+    ) -> ReferenceSession:  # fmt: skip
         def make_decoder(on_round: OnRound, processors: Processors) -> Decoder:
             return self._decoder(case, randomness, observed(self.decoder_class, on_round), processors)
 
-        cache = load_model(case.target.folder).new_cache() if target_cache is None else target_cache
+        cache = self.target_class(case.target).new_cache() if target_cache is None else target_cache
         drafter = self._drafter(case, randomness, draft_cache)
         return ReferenceSession(make_decoder, drafter, cache, history, case.max_tokens, shows_contexts=True)
 
     def _decoder(
-        self,
-        case: Case,
-        randomness: Randomness,
-        decoder_class: type[Decoder],
-        processors: Processors,
-        models: LoadModel = load_model,
+        self, case: Case, randomness: Randomness, decoder_class: type[Decoder], processors: Processors
     ) -> Decoder:
         return decoder_class(
-            WrappedModel(case.target, models(case.target.folder)),
+            self.target_class(case.target),
             rule=case.rule,
             sampling=case.sampling,
             randomness=randomness,
@@ -126,13 +137,11 @@ class ReferenceEngine:
             processors=processors,
         )
 
-    def _drafter(
-        self, case: Case, randomness: Randomness, cache: KVCache | None, models: LoadModel = load_model
-    ) -> Drafter:
+    def _drafter(self, case: Case, randomness: Randomness, cache: KVCache | None) -> Drafter:
         if case.draft is None:
-            return PromptLookup(load_model(case.target.folder).vocab_size)
+            return self.lookup_class(self.target_class(case.target).vocab_size)
         return self.drafter_class(
-            WrappedModel(case.draft, models(case.draft.folder)),
+            self.draft_class(case.draft),
             case.sampling,
             randomness,
             schedule=self.schedule,

@@ -5,34 +5,42 @@ Models are wrapped to transform logits and to raise. Which decoder and drafter t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 
 from reference.cache import KVCache, LayerCache
 from reference.decoder import DecoderState
-from reference.transformer import Activations, LanguageModel, Transformer, load
-from reference.values import DraftDistribution
+from reference.parts.paged import BLOCK_SIZE, PagedCache
+from reference.transformer import Activations, LanguageModel, Transformer
+from reference.values import DraftDistribution, Round
 from specproof.adapters.decoder_sessions import DecoderExactSession, DecoderSession
-from specproof.engine import CacheRows, ModelSpec, Observation
+from specproof.architectures import architecture, load_model
+from specproof.engine import BlockTable, CacheRows, ModelSpec, Observation
 from specproof.errors import InjectedFault
 
 
 class WrappedModel:
     """A model with a transform of its logits, and a fault at one of its forwards: a `LanguageModel`.
 
-    Args:
-        spec: the transform and the fault.
-        model: what to wrap: the model of the spec's folder, unless another is given.
+    Attributes:
+        model_class: what is made of the weights; None takes what the spec says.
     """
 
-    def __init__(self, spec: ModelSpec, model: LanguageModel | None = None) -> None:
-        self._model = load_model(spec.folder) if model is None else model
+    model_class: type[Transformer] | None = None
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._model = load_model(spec.folder, self.model_class or architecture(spec.architecture))
+        self._forward = self._model.forward
         self._transform = spec.transform
         self._fault = spec.fault
         self._calls = 0
+
+    def remember(self) -> None:
+        """From now on look up forwards where they are repeated, if the model is a plain one."""
+        if type(self._model) is Transformer:
+            self._forward = _remembered(self._model).forward
 
     @property
     def name(self) -> str:
@@ -43,6 +51,11 @@ class WrappedModel:
     def vocab_size(self) -> int:
         """V."""
         return self._model.vocab_size
+
+    @property
+    def tokens(self) -> Mapping[str, int] | None:
+        """The tokenizer's vocabulary."""
+        return self._model.tokens
 
     def new_cache(self) -> KVCache:
         """The model's own cache."""
@@ -56,7 +69,7 @@ class WrappedModel:
         """
         first = cache.offset
         self._raise_if("before")
-        activations = self._model.forward(tokens, cache)
+        activations = self._forward(tokens, cache)
         self._raise_if("after")
         self._calls += 1
         if self._transform is None:
@@ -69,13 +82,14 @@ class WrappedModel:
             raise InjectedFault(f"injected fault: forward {self._calls} of {self.name}, {when} it ran")
 
 
-@lru_cache(maxsize=16)
-def load_model(folder: Path) -> Transformer:
-    """The model of a folder, which must not change while the process runs."""
-    return load(folder)
+def running(made_of: type[Transformer]) -> type[WrappedModel]:
+    """A wrapped model of this class, whatever the case says."""
 
+    class Running(WrappedModel):
+        model_class = made_of
 
-LoadModel = Callable[[Path], LanguageModel]
+    return Running
+
 
 REMEMBERED = 50_000
 """Forwards that are kept; beyond it all are forgotten and the memory begins anew."""
@@ -123,10 +137,10 @@ class RememberedModel:
         return Activations(activations.logits.copy(), activations.hidden)  # processors may write into what they get
 
 
-@lru_cache(maxsize=16)
-def remembered_model(folder: Path) -> RememberedModel:
-    """The model of a folder with its memory, which serves all laws; the folder must not change."""
-    return RememberedModel(load_model(folder))
+@lru_cache(maxsize=64)
+def _remembered(model: LanguageModel) -> RememberedModel:
+    """The model with its memory, which serves all laws."""
+    return RememberedModel(model)
 
 
 def observe(target_cache: KVCache | None, draft_cache: KVCache | None) -> Observation:
@@ -136,11 +150,18 @@ def observe(target_cache: KVCache | None, draft_cache: KVCache | None) -> Observ
         draft_offsets=draft_cache.offsets if draft_cache else None,
         target_rows=_rows(target_cache) if target_cache else None,
         draft_rows=_rows(draft_cache) if draft_cache else None,
+        target_blocks=_blocks(target_cache),
+        draft_blocks=_blocks(draft_cache),
     )
 
 
 def _rows(cache: KVCache) -> tuple[CacheRows, ...]:
-    return tuple(CacheRows(layer.keys, layer.values) for layer in cache.layers)
+    """A layer of `reference.parts` may have forgotten its first rows, and then says so."""
+    return tuple(CacheRows(layer.keys, layer.values, getattr(layer, "first", 0)) for layer in cache.layers)
+
+
+def _blocks(cache: KVCache | None) -> BlockTable | None:
+    return BlockTable(tuple(cache.table), BLOCK_SIZE, cache.pool.in_use) if isinstance(cache, PagedCache) else None
 
 
 class ReferenceSession(DecoderSession):
@@ -153,6 +174,10 @@ class ReferenceSession(DecoderSession):
     def distributions(self, state: DecoderState) -> tuple[DraftDistribution, ...]:
         """The q of the last round's proposals."""
         return state.block.distributions
+
+    def log_probabilities(self, done: Round | None) -> tuple[float, ...] | None:
+        """As the round reports them."""
+        return None if done is None else done.log_probabilities
 
 
 class ReferenceExactSession(DecoderExactSession):

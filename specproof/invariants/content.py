@@ -54,10 +54,10 @@ def _wrong_row(
     worst: tuple[int, int, str, float] | None = None
     for layer, (seen, wanted) in enumerate(zip(held, oracle.rows(_longest(run, sequence)), strict=True)):
         for name in ("keys", "values"):
-            error = _row_errors(getattr(seen, name), getattr(wanted, name)[:, : len(sequence)], tolerance)
+            error = _row_errors(getattr(seen, name), getattr(wanted, name)[:, seen.first : len(sequence)], tolerance)
             bad = np.flatnonzero(~(error <= tolerance))  # NaN is bad too
-            if len(bad) and (worst is None or bad[0] < worst[0]):
-                worst = (int(bad[0]), layer, name, float(error[bad[0]]))
+            if len(bad) and (worst is None or seen.first + bad[0] < worst[0]):
+                worst = (seen.first + int(bad[0]), layer, name, float(error[bad[0]]))
     if worst is not None:
         row, layer, name, error_there = worst
         yield Violation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -57,7 +58,7 @@ def _check(run: Run) -> list[Violation]:
                 *_order_problems(run, boundary.round, last=index == len(run.boundaries) - 2),
             ]
             found += [Violation(NAME, run.case.id, index, f"{what} ({round_place(run, index)}).") for what in problems]
-    return [*found, *_total_violation(run)]
+    return [*found, *_total_violation(run), *_idle_drafter(run)]
 
 
 def _round_problems(
@@ -135,6 +136,28 @@ def _total_violation(run: Run) -> Iterator[Violation]:
         )
 
 
+def _idle_drafter(run: Run) -> Iterator[Violation]:
+    """A draft model that nothing limits, and that proposed nothing in a whole turn."""
+    case = run.case
+    limited = case.draft is None or case.num_draft_tokens == 0 or case.min_prob > 0
+    # A round has room for a proposal where the budget leaves two tokens or more.
+    rounds = [
+        after.round
+        for before, after in pairwise(run.boundaries)
+        if after.round is not None and case.max_tokens - len(before.emitted) > 1
+    ]
+    if not limited and rounds and not any(done.drafted for done in rounds):
+        yield Violation(
+            NAME,
+            case.id,
+            None,
+            f"the drafter proposed nothing in {len(rounds)} rounds, expected up to {case.num_draft_tokens} proposals "
+            f"in "
+            f"each: no floor and no budget limits it ({setting(case)}, temperature {case.sampling.temperature:g}).",
+            {"rounds": len(rounds)},
+        )
+
+
 def _observable(capabilities: Capabilities) -> bool:
     return capabilities.rounds
 
@@ -142,7 +165,8 @@ def _observable(capabilities: Capabilities) -> bool:
 COUNTERS = RunInvariant(
     name=NAME,
     statement="emitted = sum of (a + 1) less what was cut; the reported p, q and closed forms have one entry per "
-    "position and equal those of the models' own distributions; only the last round ends the turn or is cut",
+    "position and equal those of the models' own distributions; only the last round ends the turn or is cut; a draft "
+    "model that nothing limits proposes something",
     blind_spot="counters that an engine keeps elsewhere, in its logs or metrics",
     observable=_observable,
     applies=has_rounds,

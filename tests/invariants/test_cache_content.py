@@ -9,21 +9,15 @@ import pytest
 from controls import broken, case_named, violations
 from hypothesis import given
 from hypothesis import strategies as st
-from mutants import (
-    AcceptsEverything,
-    DropsTheWrongRows,
-    KeepsRejectedRows,
-    NeverTrims,
-    ShowsLastTokenOnly,
-    SpoilsOneRow,
-    TrimsRejectedPlusOne,
-    with_decoder,
-    with_drafter,
-)
+from mutants import AcceptsEverything, DropsTheWrongRows, SpoilsOneRow
 from strategies import cases
 from subjects import assert_holds
 
 from specproof.adapters.reference import ENGINE
+from specproof.defects.draft_cache import NeverTrims, TrimsRejectedPlusOne
+from specproof.defects.mutations import with_decoder, with_drafter
+from specproof.defects.processors import ShowsLastTokenOnly
+from specproof.defects.target_cache import KeepsRejectedRows
 from specproof.engine import CacheRows, Engine
 from specproof.pairs import toy
 from specproof.runner import Run, run_case, run_turn

@@ -12,25 +12,20 @@ from hypothesis import strategies as st
 from mutants import (
     AcceptsEverything,
     DropsTheWrongRows,
-    EndsByItsLastToken,
     ForgetsCloseCleanUp,
     ForgetsRollback,
-    KeepsRejectedRows,
-    NeverCatchesUp,
-    NeverCommitsStop,
-    NeverTrims,
     ReportsUnnormalisedQ,
-    ShowsLastTokenOnly,
     SpoilsOneRow,
-    TrimsFirstLayerOnly,
-    TrimsRejectedPlusOne,
-    with_decoder,
-    with_drafter,
 )
 from strategies import cases
 from subjects import assert_holds
 
 from specproof.adapters.reference import DEFERRED, EAGER, ENGINE
+from specproof.defects.draft_cache import NeverCatchesUp, NeverTrims, TrimsRejectedPlusOne
+from specproof.defects.exit import EndsByItsLastToken, NeverCommitsStop
+from specproof.defects.mutations import with_decoder, with_drafter
+from specproof.defects.processors import ShowsLastTokenOnly
+from specproof.defects.target_cache import KeepsRejectedRows, TrimsFirstLayerOnly
 from specproof.engine import Engine
 from specproof.pairs import toy
 from specproof.regimes import REGIMES

@@ -9,21 +9,15 @@ import pytest
 from controls import broken, case_named, violations
 from hypothesis import given
 from hypothesis import strategies as st
-from mutants import (
-    AcceptsEverything,
-    CountsOneMore,
-    HidesProposals,
-    NeverTrims,
-    ReadsPOneRowLate,
-    TrimsRejectedPlusOne,
-    with_decoder,
-    with_drafter,
-)
+from mutants import AcceptsEverything, HidesProposals, ReadsPOneRowLate
 from strategies import cases
 from subjects import assert_holds
 
 from reference.values import Round
 from specproof.adapters.reference import ENGINE
+from specproof.defects.draft_cache import NeverTrims, TrimsRejectedPlusOne
+from specproof.defects.metrics import CountsOneMore
+from specproof.defects.mutations import with_decoder, with_drafter
 from specproof.engine import Engine
 from specproof.invariants.counting import Counts, count
 from specproof.pairs import toy

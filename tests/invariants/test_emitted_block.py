@@ -9,21 +9,15 @@ import pytest
 from controls import broken, case_named, violations
 from hypothesis import given
 from hypothesis import strategies as st
-from mutants import (
-    DropsBonus,
-    DropsTheWrongRows,
-    IgnoresBudget,
-    ReportsUnnormalisedQ,
-    TestsLastTokenForStop,
-    TrimsFirstLayerOnly,
-    TrimsRejectedPlusOne,
-    with_decoder,
-    with_drafter,
-)
+from mutants import DropsBonus, DropsTheWrongRows, ReportsUnnormalisedQ
 from strategies import cases
 from subjects import assert_holds
 
 from specproof.adapters.reference import ENGINE
+from specproof.defects.draft_cache import TrimsRejectedPlusOne
+from specproof.defects.mutations import with_decoder, with_drafter
+from specproof.defects.stop import IgnoresBudget, TestsLastTokenForStop
+from specproof.defects.target_cache import TrimsFirstLayerOnly
 from specproof.engine import Engine
 from specproof.pairs import toy
 from specproof.runner import OVERRUN, Run, run_case, run_turn

@@ -8,24 +8,16 @@ import pytest
 from controls import broken, case_named, violations
 from hypothesis import given
 from hypothesis import strategies as st
-from mutants import (
-    CountsOneMore,
-    EndsByItsLastToken,
-    ForgetsCloseCleanUp,
-    ForgetsRollback,
-    HidesProposals,
-    KeepsRejectedRows,
-    NeverCommitsStop,
-    ReportsUnnormalisedQ,
-    SpoilsOneRow,
-    TrimsRejectedPlusOne,
-    with_decoder,
-    with_drafter,
-)
+from mutants import ForgetsCloseCleanUp, ForgetsRollback, HidesProposals, ReportsUnnormalisedQ, SpoilsOneRow
 from strategies import cases
 from subjects import assert_holds
 
 from specproof.adapters.reference import ENGINE
+from specproof.defects.draft_cache import TrimsRejectedPlusOne
+from specproof.defects.exit import EndsByItsLastToken, NeverCommitsStop
+from specproof.defects.metrics import CountsOneMore
+from specproof.defects.mutations import with_decoder, with_drafter
+from specproof.defects.target_cache import KeepsRejectedRows
 from specproof.engine import Engine
 from specproof.pairs import toy
 from specproof.runner import CONTINUED_TOKENS, Continuation, Run, run_case

@@ -9,22 +9,16 @@ import pytest
 from controls import broken, case_named, violations
 from hypothesis import given
 from hypothesis import strategies as st
-from mutants import (
-    AcceptsEverything,
-    DrawsArgmax,
-    KeepsRejectedRows,
-    NeverTrims,
-    ReportsUnnormalisedQ,
-    ReportsUntemperedQ,
-    TrimsRejectedPlusOne,
-    with_decoder,
-    with_drafter,
-)
+from mutants import AcceptsEverything, ReportsUnnormalisedQ
 from strategies import cases
 from subjects import assert_holds
 
 from reference.values import DraftDistribution
 from specproof.adapters.reference import ENGINE
+from specproof.defects.acceptance import DrawsArgmax, ReportsUntemperedQ
+from specproof.defects.draft_cache import NeverTrims, TrimsRejectedPlusOne
+from specproof.defects.mutations import with_decoder, with_drafter
+from specproof.defects.target_cache import KeepsRejectedRows
 from specproof.engine import Engine
 from specproof.pairs import toy
 from specproof.runner import Run, run_case, run_turn

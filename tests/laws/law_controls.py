@@ -8,12 +8,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from reference.acceptance import RULES, AcceptanceRule, Decision, Verdict, coupled, rejection
-from reference.decoder import Decoder
+from reference.acceptance import Verdict, coupled, rejection
 from reference.drafters import DraftModel
 from reference.randomness import Randomness, SeededRandomness
 from reference.values import SamplingParams
 from specproof.adapters.reference import ReferenceEngine
+from specproof.defects.acceptance import DrawsArgmax, redraw_from_p
+from specproof.defects.mutations import with_decision
 from specproof.engine import Capabilities, Case, Choices, Floats, ModelSpec
 from specproof.law_cases import Setting, law_case
 from specproof.oracle import oracle_of
@@ -34,15 +35,6 @@ def tiny_case(
 
 
 # ---------------------------------------------------------------------------------------------------- wrong rules
-
-
-def redraw_from_p(p: Sequence[Floats], q: Sequence[Floats], drafted: Sequence[int],
-                  randomness: Randomness, position: int) -> Verdict:  # fmt: skip
-    """Rejection with the right coin, but no residual (defect D81)."""
-    for i, token in enumerate(drafted):
-        if not randomness.bernoulli(min(p[i][token] / q[i][token], 1)):
-            return Verdict(i, randomness.categorical(p[i]))
-    return Verdict(len(drafted), randomness.categorical(p[-1]))
 
 
 def bonus_from_q(p: Sequence[Floats], q: Sequence[Floats], drafted: Sequence[int],
@@ -66,26 +58,7 @@ def noise_by_place_in_block(p: Sequence[Floats], q: Sequence[Floats], drafted: S
     return coupled(p, q, drafted, randomness, 0)
 
 
-def with_decision(decision: Decision, name: str = "rejection") -> type[Decoder]:
-    """The decoder whose rule of that name decides by `decision`."""
-    rule = replace(RULES[name], decision=decision)
-
-    class Wrong(Decoder):
-        @property
-        def acceptance(self) -> AcceptanceRule:
-            return rule if self.rule == name else super().acceptance
-
-    return Wrong
-
-
 # ------------------------------------------------------------------------------------------------- wrong drafters
-
-
-class ArgmaxDraft(DraftModel):
-    """Drafts its most probable token and reports the softmax it was not drawn from (defects D73, D75)."""
-
-    def _draw(self, q: Floats, position: int) -> int:
-        return int(q.argmax())
 
 
 class ColderDraft(DraftModel):
@@ -126,27 +99,11 @@ class Control(ReferenceEngine):
         return replace(super().capabilities, rules=self.rules, lossy=self.lossy)
 
 
-class OneCoinForBoth(SeededRandomness):
-    """Draws after a coin with the number that decided the coin (defect D90)."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self._last: list[float] = []
-        fresh = self.uniform
-        self.uniform = lambda: self._last.pop() if self._last else fresh()
-
-    def bernoulli(self, probability: float) -> bool:
-        self._last.clear()
-        number = self.uniform()
-        self._last.append(number)
-        return bool(number < probability)
-
-
 RIGHT = Control(name="right")
 REDRAW = Control(name="redraw", decoder_class=with_decision(redraw_from_p))
 BONUS_FROM_Q = Control(name="bonus from q", decoder_class=with_decision(bonus_from_q))
 TOO_OFTEN = Control(name="accepts too often", decoder_class=with_decision(accept_too_often))
-ARGMAX_DRAFT = Control(name="argmax draft, softmax q", drafter_class=ArgmaxDraft)
+ARGMAX_DRAFT = Control(name="argmax draft, softmax q", drafter_class=DrawsArgmax)
 COLDER_DRAFT = Control(name="colder draft", drafter_class=ColderDraft)
 CONFUSED_DRAFT = Control(name="confused draft", drafter_class=ConfusedDraft)
 

@@ -7,14 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from law_controls import (
-    CONFUSED_DRAFT,
-    RIGHT,
-    TOO_OFTEN,
-    Control,
-    IndependentDraft,
-    tiny_case,
-)
+from law_controls import CONFUSED_DRAFT, RIGHT, TOO_OFTEN, Control, IndependentDraft, tiny_case
 
 from reference.acceptance import expected_accepted_block
 from reference.drafters import DraftModel

@@ -18,18 +18,17 @@ from law_controls import (
     FailsLate,
     IgnoresTopP,
     IndependentDraft,
-    OneCoinForBoth,
     PlainSampler,
     SameSeedAlways,
     noise_by_place_in_block,
     tiny_case,
     too_much_of_q,
-    with_decision,
 )
 
-import specproof.adapters.reference as reference_adapter
 from reference.randomness import SeededRandomness
 from reference.values import SamplingParams
+from specproof.defects.mutations import with_decision
+from specproof.defects.randomness import OneCoinForBoth
 from specproof.engine import Case, Engine
 from specproof.evidence import Evidence, confirm
 from specproof.exact_law import measure
@@ -171,11 +170,11 @@ def test_a_generator_that_ignores_its_seed_is_rejected():
     assert judged(SameSeedAlways(), SMALL).status == "fails"
 
 
-def test_a_coin_that_decides_twice_is_seen_here_and_not_by_the_exact_law(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reference_adapter, "SeededRandomness", OneCoinForBoth)
+def test_a_coin_that_decides_twice_is_seen_here_and_not_by_the_exact_law():
+    wrong = Control(randomness_class=OneCoinForBoth)
     case = tiny_case("rejection", 1, 3, drafter=CONTRARY)
-    assert measure(RIGHT, case).variation < 1e-12
-    assert pearson(sampled(RIGHT, case, 500)) < 1e-4
+    assert measure(wrong, case).variation < 1e-12
+    assert pearson(sampled(wrong, case, 500)) < 1e-4
 
 
 def test_a_token_outside_the_targets_support_is_named_with_its_count():
