@@ -36,7 +36,11 @@ from specproof.adapters.decoder_sessions import (
     observed,
 )
 from specproof.adapters.mlx_models import ObservedModel, PromptCache, observation, state_key, weights_written
+from specproof.bad_input import PROBES
 from specproof.engine import Capabilities, Case, Choices, Observation, Session
+
+NOT_REFUSED = {"vocabulary_content", "target_context", "draft_context"}
+"""Bad inputs that cannot be given to it: it knows tokenizers only if it is handed them, and computes any position."""
 
 
 class MlxImplSession(DecoderSession):
@@ -115,6 +119,7 @@ class MlxImplEngine:
             min_prob=True,
             sampling=frozenset(field.name for field in fields(SamplingParams)),
             contexts=True,
+            refusals=frozenset(PROBES) - NOT_REFUSED,
         )
 
     def start(self, case: Case) -> MlxImplSession:

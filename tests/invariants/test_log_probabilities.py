@@ -8,7 +8,7 @@ import pytest
 from controls import broken, case_named, violations
 from hypothesis import given
 from hypothesis import strategies as st
-from mutants import DropsBonus
+from mutants import ReportsUnnormalisedQ
 from strategies import cases
 from subjects import assert_holds
 
@@ -67,7 +67,7 @@ def test_a_missing_figure_is_a_violation() -> None:
 
 
 @pytest.mark.parametrize(
-    "mutant", [with_decoder(CountsOneMore), with_decoder(DropsBonus), with_drafter(NeverTrims)],
+    "mutant", [with_decoder(CountsOneMore), with_drafter(ReportsUnnormalisedQ), with_drafter(NeverTrims)],
     ids=lambda mutant: mutant.name,
 )  # fmt: skip
 def test_log_probabilities_are_silent_on_defects_of_other_kinds(mutant: Engine) -> None:

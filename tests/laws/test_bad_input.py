@@ -26,7 +26,7 @@ def test_the_oracle_refuses_every_bad_input():
     [
         ("D68", "draft_context", "it was not refused, and 8 tokens came out"),
         ("D69", "draft_context", "it was not refused"),
-        ("D70", "max_tokens", "max_tokens = -1: it was not refused"),
+        ("D70", "max_tokens", "max_tokens = -1: 1 tokens came out before it was refused by DecodingFault"),
         ("D86", "nan_target", "NaN logits of the target"),
         ("D122", "vocabulary_size", "it was not refused"),
         ("D123", "vocabulary_size", "1 tokens came out before it was refused by DecodingFault"),
@@ -36,8 +36,10 @@ def test_the_oracle_refuses_every_bad_input():
 )
 def test_an_engine_that_takes_what_it_should_refuse_is_seen(name: str, probe: str, told: str):
     result = check(CATALOGUE[name].make(), tiny(), 0, quick=True)
-    assert [found.case_id for found in result.violations] == [f"bad_input/{probe}"]
-    assert told in result.violations[0].message
+    messages = {found.case_id: found.message for found in result.violations}
+    assert told in messages[f"bad_input/{probe}"]
+    # A drafter that is not compared at all is taken whatever its vocabulary.
+    assert messages.keys() <= {f"bad_input/{probe}", "bad_input/vocabulary_content"}
 
 
 @dataclass(frozen=True)

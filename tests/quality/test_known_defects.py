@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from specproof.defects.kill_table import Cell, Row, examine
 from specproof.defects.plan import SMALL_LAWS, cases
 from specproof.invariants import RUN_INVARIANTS
 
-STEPS = (6, 14, 100)
+LOOKS = (0, 4, 10, 20, 1000)
 """After so many runs it is looked whether that was enough."""
 
 
@@ -29,11 +30,12 @@ def looked_for(defect: Defect) -> Mapping[str, Cell]:
     laws = [name for name in SMALL_LAWS if name in defect.expected or (name == "bad_input" and name in defect.silent)]
     wanted = defect.expected & set(RUN_INVARIANTS)
     found = {name: cell for name, cell in examine(defect.make, (), laws).items() if name in laws}
-    for count in STEPS:
-        cells = examine(defect.make, plan[:count], laws=())
-        if all(cells[name].status == "caught" for name in wanted):
-            break
-    return {**cells, **found}
+    caught: dict[str, Cell] = {}
+    for first, last in pairwise(LOOKS):
+        if wanted - caught.keys():
+            cells = examine(defect.make, plan[first:last], laws=())
+            caught |= {name: cell for name, cell in cells.items() if cell.status == "caught"}
+    return {**caught, **found}
 
 
 def installed(defect: Defect) -> bool:
