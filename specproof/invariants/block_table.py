@@ -58,8 +58,8 @@ def _applies(run: Run) -> bool:
 
 BLOCK_TABLE = RunInvariant(
     name=NAME,
-    statement="a paged cache has exactly the blocks that its rows need, no block twice, and no other block of its pool "
-    "is in use, at every round boundary and after every exit",
+    statement="every paged cache has exactly the blocks that its rows need, no block twice, and no other block of its "
+    "pool is in use, at every round boundary and after every exit",
     blind_spot="what is in the blocks (cache_content), and pools that several sequences share",
     observable=_observable,
     applies=_applies,
