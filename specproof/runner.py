@@ -51,6 +51,8 @@ class Run:
         error: what was raised, as text: None unless the turn aborted.
         injected: whether the exception was the case's own fault.
         continuation: a further turn, where the engine is resumable and the temperature 0.
+        plain: the same case without proposals and faults, run to its end by the same engine; where it shows what its
+            processors saw, and plain decoding must give the same tokens.
     """
 
     engine: str
@@ -63,6 +65,7 @@ class Run:
     error: str | None = None
     injected: bool = False
     continuation: Continuation | None = None
+    plain: Run | None = None
 
     @cached_property
     def target(self) -> Oracle:
@@ -112,7 +115,22 @@ def run_turn(engine: Engine, case: Case) -> tuple[Run, Session | None]:
         error=None if error is None else error_text(error),
         injected=_injected(error),
     )
-    return run, session
+    return replace(run, plain=_plain(engine, run)), session
+
+
+def _plain(engine: Engine, run: Run) -> Run | None:
+    """The run of the same case by plain decoding, to compare what processors saw; None where there is no use for it.
+
+    Tokens are equal, and so the contexts of all but the first, at temperature 0 and under `coupled` only.
+    """
+    case = run.case
+    determined = case.sampling.temperature == 0 or case.rule == "coupled"
+    shown = any(boundary.contexts for boundary in run.boundaries)
+    if case.num_draft_tokens == 0 or not determined or not shown:
+        return None
+    draft = _faultless(case.draft) if case.draft else None
+    plain = replace(case, target=_faultless(case.target), draft=draft, num_draft_tokens=0, close_after=None)
+    return run_turn(engine, plain)[0]
 
 
 def continued(engine: Engine, run: Run, session: Session | None) -> Run:
