@@ -7,75 +7,27 @@ the machine knows what the history must be.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from life.drivers import Driver
-from life.judging import assert_all_hold
-from strategies import block_sizes, prompts, samplings, scripts
+from hypothesis.stateful import initialize, precondition, rule
+from life.events import BUDGETS, DRAFTS, FAULTS, STOPS, TOKENS, VOCAB_SIZE, Failing
+from life.judging import JudgedLife
+from strategies import block_sizes, prompts, samplings
 
 from reference.errors import CacheLengthError
 from reference.values import SamplingParams
-from specproof.engine import Boundary, Case, Fault, ModelSpec, Observation
+from specproof.engine import Case, Fault, ModelSpec
 from specproof.errors import InjectedFault
 from specproof.pairs import toy
-from specproof.runner import CONTINUED_TOKENS, OVERRUN, Continuation, Ending, Run
-from specproof.transforms import BanArgmax, Scripted
-
-VOCAB_SIZE = 32
-TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=3).map(tuple)
-BUDGETS = st.one_of(st.integers(6, 20), st.integers(0, 5))
-STOPS = st.sampled_from((frozenset(), frozenset(range(0, VOCAB_SIZE, 3)), frozenset(range(1, VOCAB_SIZE, 5))))
-"""None, or so many that a block often holds one."""
-DRAFTS = st.one_of(
-    st.sampled_from(
-        (
-            ModelSpec(toy().target),  # its twin: everything is accepted
-            ModelSpec(toy().target, BanArgmax()),  # never agrees
-            ModelSpec(toy().draft),
-            None,  # prompt lookup
-        )
-    ),
-    scripts().map(lambda script: ModelSpec(toy().target, Scripted(script))),
-)
-WHEN = st.sampled_from(("before", "after"))
-FAULTS = st.one_of(
-    st.tuples(st.just("draft"), st.builds(Fault, st.integers(0, 5), WHEN)),
-    st.tuples(st.sampled_from(("target", "choice", "commit")), st.builds(Fault, st.integers(0, 1), WHEN)),
-)
-"""Where a fault strikes (a forward of a model, a random choice of the decoder, the drafter's commit), and which one."""
 
 
-class Failing:
-    """A method, or all methods of an object, that raises at its `call`-th use, before or after it did its work."""
-
-    def __init__(self, inner: Any, fault: Fault) -> None:
-        self._inner, self._fault, self._calls = inner, fault, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: self(*arguments, method=getattr(self._inner, name))
-
-    def __call__(self, *arguments: Any, method: Any = None) -> Any:
-        strikes = self._calls == self._fault.call
-        self._calls += 1
-        if strikes and self._fault.when == "before":
-            raise InjectedFault("injected fault, before the call")
-        result = (method or self._inner)(*arguments)
-        if strikes:
-            raise InjectedFault("injected fault, after the call")
-        return result
-
-
-class DecoderLife(RuleBasedStateMachine):
+class DecoderLife(JudgedLife):
     """A life of the decoder that `driver` drives."""
-
-    driver: Driver
 
     @property
     def rules_known(self) -> st.SearchStrategy[str]:
@@ -237,10 +189,6 @@ class DecoderLife(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------------------------- machinery
 
-    @property
-    def has_draft_model(self) -> bool:
-        return self.case.draft is not None
-
     def _decoder(self, k: int, target: Any = None, randomness: Any = None) -> Any:
         """A decoder of the settings as they are now."""
         self.case = replace(self.case, num_draft_tokens=k)
@@ -279,98 +227,3 @@ class DecoderLife(RuleBasedStateMachine):
                     vars(drafter).pop(name, None)
                 drafter.model = self.driver.model("draft", self.case.draft)
         return False
-
-    def _observe(self, state: Any) -> Observation:
-        return self.driver.observe(state.target_cache, state.drafter.cache)
-
-    def _note_context(self, tokens: Any, logits: Any) -> Any:
-        self.contexts.append(tuple(np.array(tokens).tolist()))
-        return logits
-
-    def _note_round(self, state: Any, done: Any) -> None:
-        if state is not self.state:
-            return  # a copy goes its own way
-        contexts, self.contexts = tuple(self.contexts), []
-        self.boundaries.append(
-            Boundary(
-                tuple(state.history[len(self.base) :]),
-                done,
-                self._observe(state),
-                self.driver.distributions(state),
-                contexts or None,
-            )
-        )
-
-    def _begin_reading(self) -> list[int]:
-        """The tokens that wait in the state to be handed out: those of rounds that were judged already."""
-        self._begin_judging()
-        return [item.token for item in self.state.tokens[self.state.delivered :]]
-
-    def _all_tokens(self, decoder: Any) -> Iterator[int]:
-        """The rest of the turn; of one that does not know its end, a few tokens more than the budget."""
-        waiting = len(self.state.tokens) - self.state.delivered
-        return (item.token for item in islice(decoder.generate(self.state), waiting + self.budget + OVERRUN))
-
-    def _judge_reading(self, waiting: list[int], received: list[int], ending: Ending) -> None:
-        """What waits is handed out first; a stream that is closed before that is through takes the rest of it back."""
-        assert received[: len(waiting)] == waiting[: len(received)]
-        if len(received) < len(waiting):
-            self._assert_history(self.base[: len(self.base) - len(waiting) + len(received)])
-            self._judge_still()
-        else:
-            self._judge(tuple(received[len(waiting) :]), ending)
-
-    def _begin_judging(self) -> None:
-        """What follows is judged from the history on that the state has now."""
-        self.base, self.contexts = tuple(self.state.history), []
-        self.budget = self.state.max_tokens - len(self.state.emitted)
-        self.boundaries = [Boundary((), None, self._observe(self.state))]
-
-    def _judge_prefill(self, history: Sequence[int]) -> None:
-        self.base, self.budget = tuple(history), self.case.max_tokens
-        emitted, contexts = tuple(self.state.emitted), tuple(self.contexts)
-        self.boundaries = [Boundary(emitted, None, self._observe(self.state), None, contexts or None)]
-        self._judge(emitted, self.state.finish or "close")
-
-    def _judge_still(self) -> None:
-        """Nothing was emitted; the caches must be those of the history all the same."""
-        self._begin_judging()
-        self._judge((), "close")
-
-    def _judge(self, received: tuple[int, ...], ending: Ending) -> None:
-        """Hold what was done since `base` against all invariants, and the history against what was received."""
-        self._assert_history(self.base + received)
-        run = Run(
-            engine=self.driver.name,
-            capabilities=self.driver.capabilities,
-            case=replace(self.case, prompt=self.base, max_tokens=self.budget),
-            emitted=received,
-            boundaries=tuple(self.boundaries),
-            ending=ending,
-            exit=self._observe(self.state),
-            error="InjectedFault" if ending == "abort" else None,
-            injected=ending == "abort",
-            continuation=self._continuation(),
-        )
-        assert_all_hold(run)
-
-    def _assert_history(self, expected: tuple[int, ...]) -> None:
-        history = tuple(self.state.history)
-        assert history == expected, f"the history is {history}, with what was received it is {expected}"
-
-    def _continuation(self) -> Continuation:
-        """A further turn at temperature 0, on a copy."""
-        twin = self.state.copy()
-        added = tuple(twin.history[:2]) if twin.finish else ()
-        greedy = replace(self.case.sampling, temperature=0.0)
-        case = replace(self.case, rule="greedy", sampling=greedy, num_draft_tokens=2, stop_tokens=frozenset())
-        if self.has_draft_model:
-            self.driver.set_sampling(twin.drafter, case)
-        target = self.driver.model("target", case.target)
-        decoder = self.driver.decoder(case, target, self.randomness, [], lambda state, done: None)
-        try:
-            following = decoder.extend(twin, added, CONTINUED_TOKENS)
-            emitted = tuple(item.token for item in islice(decoder.generate(following), CONTINUED_TOKENS + OVERRUN))
-        except Exception as error:  # a finding
-            return Continuation(added, (), f"{type(error).__name__}: {error}")
-        return Continuation(added, emitted)

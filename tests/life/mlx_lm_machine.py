@@ -23,8 +23,8 @@ from typing import Any
 import mlx.core as mx
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from life.events import DRAFTS, STOPS, TOKENS, VOCAB_SIZE, WHEN
 from life.judging import assert_all_hold
-from life.machine import DRAFTS, STOPS, TOKENS, VOCAB_SIZE, WHEN
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
 from mlx_lm.utils import load_model
 from strategies import block_sizes, prompts, samplings

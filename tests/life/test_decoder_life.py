@@ -17,7 +17,7 @@ from reference.decoder import Decoder
 from reference.values import SamplingParams
 from specproof import forcing
 from specproof.adapters.reference import ReferenceEngine
-from specproof.engine import Case
+from specproof.engine import Case, ModelSpec
 from specproof.pairs import toy
 from specproof.regimes import REGIMES
 from specproof.runner import run_turn
@@ -56,6 +56,26 @@ def test_mlx_lm_breaks_in_its_life_nothing_but_what_is_known():
     from life.mlx_lm_machine import MlxLmLife
 
     run_state_machine_as_test(MlxLmLife)
+
+
+def test_the_caches_of_mlx_impl_go_through_the_file_of_mlx_lm(tmp_path):
+    cache = pytest.importorskip("mlx_lm.models.cache", reason="needs the extra mlx-lm")
+
+    driver = mlx_impl_driver()
+    case = Case(id="file", regime="life", target=ModelSpec(toy().target), draft=ModelSpec(toy().draft),
+                prompt=(7, 8, 9), rule="greedy", sampling=GREEDY, num_draft_tokens=3, max_tokens=6)  # fmt: skip
+    randomness = driver.randomness(0)
+    decoder = driver.decoder(case, driver.model("target", case.target), randomness, [], lambda state, done: None)
+    state = decoder.prefill(case.prompt, driver.drafter(case, randomness), case.max_tokens)
+    for _ in decoder.generate(state):
+        pass
+    cache.save_prompt_cache(str(tmp_path / "cache.safetensors"), list(state.target_cache))
+    loaded = state.copy()
+    loaded.target_cache = cache.load_prompt_cache(str(tmp_path / "cache.safetensors"))
+    assert type(loaded.target_cache[0]) is cache.KVCache
+    following = [[item.token for item in decoder.generate(decoder.extend(held, (4, 5), 9))] for held in (loaded, state)]
+    assert following[0] == following[1]
+    assert len(following[0]) == 9
 
 
 # ----------------------------------------------------------------------------------------------- negative controls
