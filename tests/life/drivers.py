@@ -64,7 +64,7 @@ class Driver(Protocol):
 
 @dataclass(frozen=True)
 class OracleDriver:
-    """The oracle."""
+    """The oracle. In every other life, by its seed, the drafter forwards its last proposal at once (`eager`)."""
 
     decoder_class: type = reference_decoder.Decoder
     drafter_class: type = reference_drafters.DraftModel
@@ -91,7 +91,8 @@ class OracleDriver:
     def drafter(self, case, randomness):
         if case.draft is None:
             return PromptLookup(load_model(case.target.folder).vocab_size)
-        drafter = self.drafter_class(self.model("draft", case.draft), case.sampling, randomness)
+        schedule = ("catch_up", "eager")[case.seed % 2]
+        drafter = self.drafter_class(self.model("draft", case.draft), case.sampling, randomness, schedule=schedule)
         self.set_sampling(drafter, case)
         return drafter
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 from reference.decoder import Decoder, DecoderState
 from reference.drafters import DraftModel
@@ -16,6 +16,9 @@ class CountsItsRowsItself(DraftModel):
     """Keeps the number of its rows beside the cache: right until a user cuts the cache to edit the history."""
 
     _rows = 0
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **{**named, "schedule": "catch_up"})  # what it counts is only right for this one
 
     def propose(self, history: Sequence[int], target_hidden: Floats | None, budget: int) -> DraftBlock:
         block = super().propose(history, target_hidden, budget)
