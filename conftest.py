@@ -15,12 +15,15 @@ from subjects import SUBJECTS, Runs, Subjects
 from reference.errors import InvalidInput
 from specproof.engine import Engine
 
-settings.register_profile("dev", max_examples=8, deadline=None, derandomize=True, report_multiple_bugs=False)
+settings.register_profile(
+    "dev", max_examples=8, stateful_step_count=20, deadline=None, derandomize=True, report_multiple_bugs=False
+)
 settings.register_profile("ci", settings.get_profile("dev"), print_blob=True)
 settings.register_profile(
     "fuzz",
     settings.get_profile("dev"),
     max_examples=1000,
+    stateful_step_count=50,
     derandomize=False,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -51,6 +51,8 @@ class Run:
         error: what was raised, as text: None unless the turn aborted.
         injected: whether the exception was the case's own fault.
         continuation: a further turn, where the engine is resumable and the temperature 0.
+        plain: the same case without proposals and faults, run to its end by the same engine; where it shows what its
+            processors saw, and plain decoding must give the same tokens.
     """
 
     engine: str
@@ -63,6 +65,7 @@ class Run:
     error: str | None = None
     injected: bool = False
     continuation: Continuation | None = None
+    plain: Run | None = None
 
     @cached_property
     def target(self) -> Oracle:
@@ -87,7 +90,7 @@ class Run:
 def run_case(engine: Engine, case: Case) -> Run:
     """Run `case` to its end, close or exception, look at the caches, and continue where that can be done."""
     run, session = run_turn(engine, case)
-    return continued(engine, run, session)
+    return continued(engine, beside_plain(engine, run), session)
 
 
 def run_turn(engine: Engine, case: Case) -> tuple[Run, Session | None]:
@@ -113,6 +116,20 @@ def run_turn(engine: Engine, case: Case) -> tuple[Run, Session | None]:
         injected=_injected(error),
     )
     return run, session
+
+
+def beside_plain(engine: Engine, run: Run) -> Run:
+    """The run with its plain decoding, to compare what processors saw; without where there is no use for it.
+
+    Tokens are equal, and so the contexts of all but the first, at temperature 0 and under `coupled` only. Turns that
+    are closed, stopped or broken off would show no more than a part of what others show.
+    """
+    case = run.case
+    determined = case.sampling.temperature == 0 or case.rule == "coupled"
+    shown = any(boundary.contexts for boundary in run.boundaries)
+    if case.num_draft_tokens == 0 or not determined or not shown or run.ending != "length" or case.stop_tokens:
+        return run
+    return replace(run, plain=run_turn(engine, replace(case, num_draft_tokens=0))[0])
 
 
 def continued(engine: Engine, run: Run, session: Session | None) -> Run:

@@ -10,9 +10,13 @@ from controls import broken, case_named, violations
 from hypothesis import given
 from hypothesis import strategies as st
 from mutants import AcceptsEverything, HidesProposals
+from points import Point
 from strategies import cases
-from subjects import assert_holds
+from subjects import Subjects, assert_holds
 
+from reference.decoder import Decoder, DecoderState
+from reference.transformer import Activations
+from reference.values import DraftBlock, Floats
 from specproof.adapters.reference import ENGINE
 from specproof.defects.draft_cache import TrimsRejectedPlusOne
 from specproof.defects.mutations import with_decoder, with_drafter
@@ -21,12 +25,12 @@ from specproof.defects.target_cache import KeepsRejectedRows
 from specproof.engine import Engine
 from specproof.invariants import RUN_INVARIANTS
 from specproof.pairs import toy
-from specproof.runner import Run, run_case, run_turn
+from specproof.runner import Run, beside_plain, run_case, run_turn
 
 
 @pytest.mark.invariant("processor_history")
-def test_processor_history_is_that_of_plain_decoding(run: Run) -> None:
-    assert_holds("processor_history", run)
+def test_processor_history_is_that_of_plain_decoding(run: Run, point: Point, subjects: Subjects) -> None:
+    assert_holds("processor_history", beside_plain(subjects.engines[point.engine], run))
 
 
 @pytest.mark.invariant("processor_history")
@@ -53,6 +57,62 @@ def test_processor_history_fails_on_another_history(mutant: type, message: str) 
     found = violations("processor_history", run_case(with_decoder(mutant), case_named("plain/rejection/k4/T0/p1")))
     assert re.search(message, found[0].message), found[0]
     assert found[0].message.endswith("Plain decoding shows the whole sequence before each token.")
+
+
+class MendsPlainDecodingOnly(Decoder):
+    """D95: plain decoding shows processors the whole prompt now, and a round with proposals only its last token."""
+
+    def _verify(self, state: DecoderState, block: DraftBlock) -> tuple[list[Floats], Activations]:
+        if not block.tokens:
+            return super()._verify(state, block)
+        shown = replace(state, history=state.history[state.prompt_length - 1 :])
+        return super()._verify(shown, block)
+
+
+class MendsDraftingOnly(Decoder):
+    """The mirror of D95: rounds without proposals show processors the last token only."""
+
+    def _verify(self, state: DecoderState, block: DraftBlock) -> tuple[list[Floats], Activations]:
+        return super()._verify(state if block.tokens else replace(state, history=state.history[-1:]), block)
+
+
+def test_processor_history_compares_with_plain_decoding_of_the_same_case_call_by_call() -> None:
+    run = run_case(with_decoder(MendsPlainDecodingOnly), case_named("mixed/greedy/k4/T0/p1"))
+    (difference,) = [found for found in violations("processor_history", run) if "token" in found.numbers]
+    assert difference.round == 0
+    assert re.fullmatch(
+        r"processors saw 2 tokens \[.*\] for emitted token 1, plain decoding of the same case showed 4 tokens \[.*\] "
+        r"\(round 0, mixed, k=4\)\. A penalty or a mask means something else with a drafter .*",
+        difference.message,
+    )
+
+
+def test_processor_history_says_so_where_plain_decoding_itself_is_wrong() -> None:
+    run = run_case(with_decoder(MendsDraftingOnly), case_named("all_accept/greedy/k3/T0/p2"))
+    assert all(boundary.round is None or boundary.round.drafted for boundary in run.boundaries)
+    difference, plain = violations("processor_history", run)
+    assert "for emitted token 1, plain decoding of the same case showed 1 token [" in difference.message
+    assert re.fullmatch(
+        r"plain decoding of the same case \(num_draft_tokens = 0\) is wrong itself: processors saw 1 token \[\d+\] for "
+        r"emitted token 1, expected 13 tokens \[.*\] \(all_accept, k=3\)\.",
+        plain.message,
+    )
+
+
+@pytest.mark.parametrize("case", ["mixed/coupled/k4/T0.8/p1", "plain/greedy/k4/T0/p0",
+                                  "all_accept/block/k3/T0/p0"])  # fmt: skip
+def test_plain_decoding_runs_to_its_end_beside_a_run_whose_tokens_it_must_give(case: str) -> None:
+    run = run_case(ENGINE, case_named(case))
+    assert run.plain is not None
+    assert run.plain.ending == "length"
+    assert run.plain.emitted[: len(run.emitted)] == run.emitted
+    assert {len(boundary.contexts or ()) for boundary in run.plain.boundaries} == {1}
+    assert run.plain.plain is None
+
+
+@pytest.mark.parametrize("case", ["mixed/rejection/k4/T0.8/p0", "empty/greedy/k0/T0/p0", "close/greedy/k4/T0/after2"])
+def test_plain_decoding_is_not_run_where_its_tokens_may_be_others_or_the_run_is_plain_or_cut(case: str) -> None:
+    assert run_case(ENGINE, case_named(case)).plain is None
 
 
 def test_processor_history_may_stop_behind_the_first_rejection_but_not_before() -> None:
