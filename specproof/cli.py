@@ -1,4 +1,4 @@
-"""The command line: `specproof audit`. Parses, reports and sets the exit status; `audit` and `report` do the work.
+"""The command line: `specproof audit`, `specproof fuzz`. Parses, reports and sets the exit status; others do the work.
 
 Exit status: 0 if every check that could be made holds (failures of a peer do not count), 1 if one fails,
 2 if the call was wrong, 130 if interrupted.
@@ -23,6 +23,7 @@ from reference.errors import InvalidInput, InvalidSetting
 from reference.transformer import load
 from specproof import audit as auditing
 from specproof.engine import Engine
+from specproof.fuzzing.command import fuzz
 from specproof.pairs import Pair, toy
 from specproof.registry import ENGINES, installed_engines, load_engine
 from specproof.report import print_report, require_markdown, to_json, to_markdown
@@ -30,6 +31,7 @@ from specproof.report import print_report, require_markdown, to_json, to_markdow
 EXIT_FAILS, EXIT_WRONG_CALL, EXIT_INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command()(fuzz)
 
 
 @app.callback()

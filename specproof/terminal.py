@@ -1,0 +1,47 @@
+"""What all commands of the command line share: consoles, exit statuses, and files for reports."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from reference.errors import InvalidSetting
+
+EXIT_FAILS, EXIT_WRONG_CALL, EXIT_INTERRUPTED = 1, 2, 130
+
+
+class _Console(Console):
+    """A console whose reader may close the pipe (`| head`) without changing the exit status."""
+
+    def on_broken_pipe(self) -> None:
+        """Send the rest to nowhere, in place of ending the process with status 1."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
+
+
+def console(stderr: bool) -> Console:
+    """A console on one of the two streams."""
+    made = _Console(stderr=stderr, highlight=False)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = 120  # a pipe has no width of its own; with rich's 80 columns the table would break
+    return made
+
+
+def check_outputs(json_file: Path | None, markdown_file: Path | None) -> None:
+    """Refuse before the work what would fail after it.
+
+    Raises:
+        InvalidSetting: a report cannot be written there.
+    """
+    if json_file and markdown_file and json_file.resolve() == markdown_file.resolve():
+        raise InvalidSetting(f"--json and --markdown both name {json_file}; give two files")
+    for file in filter(None, (json_file, markdown_file)):
+        if file.is_dir():
+            raise InvalidSetting(f"cannot write the report to {file}: it is a folder; give a file")
+        if not file.parent.is_dir():
+            raise InvalidSetting(f"cannot write the report to {file}: there is no folder {file.parent}; make it first")
+        if not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise InvalidSetting(f"cannot write the report to {file}: permission denied; give another place")
