@@ -1,4 +1,4 @@
-"""The command line: `specproof audit` and `specproof defects`. Parses, reports and sets the exit status.
+"""The command line: `specproof audit`, `specproof fuzz` and `specproof defects`. Parses, reports, sets the exit status.
 
 Exit status: 0 if every check that could be made holds (failures of a peer do not count), 1 if one fails,
 2 if the call was wrong, 130 if interrupted.
@@ -21,14 +21,15 @@ from reference.errors import InvalidInput, InvalidSetting
 from reference.transformer import load
 from specproof import audit as auditing
 from specproof.defects.command import defects
-from specproof.engine import Engine
+from specproof.fuzzing.command import fuzz
 from specproof.pairs import Pair, toy
-from specproof.registry import ENGINES, installed_engines, load_engine
+from specproof.registry import ENGINES
 from specproof.report import print_report, require_markdown, to_json, to_markdown
-from specproof.terminal import EXIT_FAILS, EXIT_INTERRUPTED, EXIT_WRONG_CALL, check_outputs, console
+from specproof.terminal import EXIT_FAILS, EXIT_INTERRUPTED, EXIT_WRONG_CALL, check_outputs, console, subjects_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(defects)
+app.command()(fuzz)
 
 
 @app.callback()
@@ -74,7 +75,7 @@ def audit(
             require_markdown()
         for name in set(engines or ()) & set(peers):
             raise InvalidSetting(f"{name!r} is given both as an engine and as a --peer; give it once")
-        subjects = _subjects([*(engines or ()), *peers], err)
+        subjects = subjects_of([*(engines or ()), *peers], err)
         settings = auditing.Settings(
             pair=_pair(target, draft),
             quick=quick,
@@ -103,16 +104,6 @@ def audit(
     print_report(report, out)
     if not report.passed:
         raise typer.Exit(EXIT_FAILS)
-
-
-def _subjects(names: list[str], err: Console) -> dict[str, Engine]:
-    """The engines of these names; without names, all that are installed, saying which are left out."""
-    if names:
-        return {name: load_engine(name) for name in names}
-    found, missing = installed_engines()
-    for why in missing.values():
-        err.print(f"left out: {why}", markup=False, soft_wrap=True)
-    return found
 
 
 def _pair(target: Path | None, draft: Path | None) -> Pair:

@@ -1,14 +1,17 @@
-"""What all commands of the command line share: consoles, exit statuses, and files for reports."""
+"""What all commands of the command line share: consoles, exit statuses, engines by name, and files for reports."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from reference.errors import InvalidSetting
+from specproof.engine import Engine
+from specproof.registry import installed_engines, load_engine
 
 EXIT_FAILS, EXIT_WRONG_CALL, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -28,6 +31,16 @@ def console(stderr: bool) -> Console:
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = 120  # a pipe has no width of its own; with rich's 80 columns the table would break
     return made
+
+
+def subjects_of(names: Sequence[str], err: Console) -> dict[str, Engine]:
+    """The engines of these names; without names, all that are installed, saying which are left out."""
+    if names:
+        return {name: load_engine(name) for name in names}
+    found, missing = installed_engines()
+    for why in missing.values():
+        err.print(f"left out: {why}", markup=False, soft_wrap=True)
+    return found
 
 
 def check_outputs(json_file: Path | None, markdown_file: Path | None) -> None:

@@ -1,43 +1,76 @@
 """Known bookkeeping defects, by the numbers they leave: what a rollback that is wrong in a known way would give.
 
-Each predicts the rows a cache holds after a round from those before it. A run that breaks an offset invariant, and
-follows one of these in every round, is said to match it; and one defect is known by how turns end. The identifiers are
-those of the defect catalogue.
+Each predicts, from what was proposed and accepted in every round, the whole sequence of rows that a cache holds at the
+boundaries of a run. A run whose sequence is the predicted one is said to match the defect; and one more defect is known
+by how turns end. The identifiers are those of the defect catalogue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from reference.values import Round
 from specproof.engine import Observation
 from specproof.invariants.base import Point
 from specproof.runner import Run
 
 CacheName = Literal["target", "draft"]
+Tally = tuple[int, int]
+"""What is known of a round: (k proposed, a accepted and kept)."""
 
 
 @dataclass(frozen=True)
-class Signature:
-    """A known defect of one cache's bookkeeping.
+class Known:
+    """A defect of the catalogue.
 
     Attributes:
-        id: in the defect catalogue.
-        cache: whose.
-        meaning: what the engine does, and what is right.
+        id: in the catalogue.
+        meaning: what the engine does.
         source: where it was public first.
-        rows_after: (rows before, k proposed, a accepted) -> rows after the round.
-        shows: (k, a) -> whether such a round has what the defect gets wrong. A run without one is no evidence.
     """
 
     id: str
-    cache: CacheName
     meaning: str
     source: str
-    rows_after: Callable[[int, int, int], int]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one round begins in one layer of a cache.
+
+    Attributes:
+        layer: from 0.
+        rows: what it holds.
+        committed: what it should hold, the engine's own convention included.
+    """
+
+    layer: int
+    rows: int
+    committed: int
+
+
+@dataclass(frozen=True)
+class Signature(Known):
+    """A known defect of one cache's bookkeeping.
+
+    Attributes:
+        cache: whose; the other one is kept as it must be.
+        rows_after: (place, k proposed, a accepted) -> rows after the round.
+        shows: (k, a) -> whether such a round has what the defect gets wrong. A run without one is no evidence.
+    """
+
+    cache: CacheName
+    rows_after: Callable[[Place, int, int], int]
     shows: Callable[[int, int], bool]
+
+    def sequence(self, rounds: Sequence[Tally], start: int, layer: int) -> tuple[int, ...]:
+        """Rows of a layer at every boundary: after prefill, where it holds `start`, and after each of the rounds."""
+        held, committed = [start], start
+        for k, a in rounds:
+            held.append(self.rows_after(Place(layer, held[-1], committed), k, a))
+            committed += a + 1
+        return tuple(held)
 
 
 SIGNATURES = (
@@ -46,7 +79,7 @@ SIGNATURES = (
         cache="draft",
         meaning="trimming rejected + 1 instead of rejected - 1",
         source="https://github.com/lablup/mlxcel/issues/994",
-        rows_after=lambda before, k, a: before + k - min(k - a + 1, k),
+        rows_after=lambda place, k, a: place.rows + k - min(k - a + 1, k),
         shows=lambda k, a: k > 0,
     ),
     Signature(
@@ -54,7 +87,7 @@ SIGNATURES = (
         cache="draft",
         meaning="after a full acceptance the last proposal was never forwarded by the drafter",
         source="https://github.com/lablup/mlxcel/pull/1002",
-        rows_after=lambda before, k, a: before + k - max(k - 1 - a, 0),
+        rows_after=lambda place, k, a: place.rows + k - max(k - 1 - a, 0),
         shows=lambda k, a: 0 < k == a,
     ),
     Signature(
@@ -62,17 +95,48 @@ SIGNATURES = (
         cache="draft",
         meaning="rejected proposals are never trimmed from the drafter's cache",
         source="https://github.com/mlc-ai/mlc-llm/issues/2939",
-        rows_after=lambda before, k, a: before + k,
+        rows_after=lambda place, k, a: place.rows + k,
         shows=lambda k, a: k - a > 1,
+    ),
+    Signature(
+        id="D05",
+        cache="draft",
+        meaning="a round without proposals feeds the drafter nothing",
+        source="https://github.com/NVIDIA/TensorRT-LLM/issues/10160",
+        rows_after=lambda place, k, a: place.committed + a + 1 if k else place.rows,  # the next round makes up for it
+        shows=lambda k, a: k == 0,
+    ),
+    Signature(
+        id="D05",
+        cache="draft",
+        meaning="a round without proposals feeds the drafter nothing",
+        source="https://github.com/NVIDIA/TensorRT-LLM/issues/10160",
+        rows_after=lambda place, k, a: place.rows + a + 1 if k else place.rows,  # no round does
+        shows=lambda k, a: k == 0,
+    ),
+    Signature(
+        id="D17",
+        cache="target",
+        meaning="rejected proposals are trimmed from the target's first layer only",
+        source="https://github.com/ml-explore/mlx-swift-lm/issues/173",
+        rows_after=lambda place, k, a: place.rows + (a if place.layer == 0 else k) + 1,
+        shows=lambda k, a: k > a,
     ),
     Signature(
         id="D23",
         cache="target",
         meaning="rejected proposals are never trimmed from the target's cache",
         source="https://github.com/pie-project/pie/issues/197",
-        rows_after=lambda before, k, a: before + k + 1,
+        rows_after=lambda place, k, a: place.rows + k + 1,
         shows=lambda k, a: k > a,
     ),
+)
+"""Those that cannot be told apart by a run are all named. Two of one id are two ways to make the same mistake."""
+
+ENDS_BY_ITS_LAST_TOKEN = Known(
+    id="D52",
+    meaning="what the caches hold at the end depends on what the last token was",
+    source="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/generate.py",
 )
 
 
@@ -81,38 +145,57 @@ def offsets_of(observation: Observation, cache: CacheName) -> tuple[int, ...] | 
     return observation.target_offsets if cache == "target" else observation.draft_offsets
 
 
-def matching(run: Run, cache: CacheName) -> tuple[Signature, ...]:
-    """The signatures that every round of the run follows, and at least one round is evidence for.
+def tallies(run: Run) -> tuple[Tally, ...] | None:
+    """(k, a) of every round; None for a run whose rounds were not all seen.
 
-    None for a run without rounds, or with layers of unequal length.
+    Where a stop token cut the block, `a` is what was kept of it: that is what a rollback has to go by.
     """
+    rounds = [boundary.round for boundary in run.boundaries[1:]]
+    if not rounds or any(done is None for done in rounds):
+        return None
+    return tuple((len(done.drafted), max(len(done.emitted) - 1, 0)) for done in rounds if done is not None)
+
+
+def held_rows(run: Run, cache: CacheName) -> tuple[tuple[int, ...], ...] | None:
+    """The rows of every layer of a cache at every boundary; None where they were not all seen."""
     held = [offsets_of(boundary.observation, cache) for boundary in run.boundaries]
-    if len(held) < 2 or any(layers is None or len(set(layers)) != 1 for layers in held):
-        return ()
-    rows = [layers[0] for layers in held if layers]
-    rounds = [boundary.round for boundary in run.boundaries[1:] if boundary.round is not None]
-    if len(rounds) != len(rows) - 1:
-        return ()
-    steps = list(zip(rows[:-1], rows[1:], rounds, strict=True))
-    return tuple(
-        signature
-        for signature in SIGNATURES
-        if signature.cache == cache
-        and all(after == _predicted(signature, before, done) for before, after, done in steps)
-        and any(signature.shows(len(done.drafted), done.num_accepted) for done in rounds)
-    )
+    if any(not layers for layers in held):
+        return None
+    return tuple(layers for layers in held if layers)
 
 
-def _predicted(signature: Signature, before: int, done: Round) -> int:
-    return signature.rows_after(before, len(done.drafted), done.num_accepted)
+def predicted(signature: Signature, run: Run) -> tuple[tuple[int, ...], ...] | None:
+    """What `held_rows` of its cache is under a defect; None where a run shows too little to say."""
+    rounds, held = tallies(run), held_rows(run, signature.cache)
+    if rounds is None or held is None:
+        return None
+    by_layer = [signature.sequence(rounds, start, layer) for layer, start in enumerate(held[0])]
+    return tuple(zip(*by_layer, strict=True))
+
+
+def refutes(run: Run, signature: Signature) -> bool:
+    """Whether a run, right or wrong, holds other rows at some boundary than the defect predicts."""
+    expected = predicted(signature, run)
+    return expected is not None and expected != held_rows(run, signature.cache)
+
+
+def shows(run: Run, signature: Signature) -> bool:
+    """Whether a run holds the rows that the defect predicts, and has a round in which it does something wrong."""
+    if predicted(signature, run) is None or refutes(run, signature):
+        return False
+    return any(signature.shows(k, a) for k, a in tallies(run) or ())
+
+
+def distinct(signatures: Iterable[Signature]) -> tuple[Signature, ...]:
+    """One signature for each defect: of two ways to make the same mistake, the first."""
+    return tuple({found.id: found for found in reversed(tuple(signatures))}.values())[::-1]
 
 
 def ends_by_its_last_token(run: Run, point: Point, cache: CacheName, surplus: int) -> bool:
     """D52: at the end of a turn, nothing is fed or taken back for the sake of its last token.
 
     A round that ends with an accepted proposal, cut off before its own last token, leaves one row too many; a
-    full acceptance leaves a drafter one row short that would have caught up in the next round
-    (`speculative_generate_step` in https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/generate.py).
+    full acceptance leaves a drafter one row short that would have caught up in the next round.
     """
     last = run.boundaries[-1].round if run.boundaries else None
     at_end = point.boundary is None or (last is not None and point.boundary.round is last and last.finish is not None)
@@ -127,10 +210,10 @@ def ends_by_its_last_token(run: Run, point: Point, cache: CacheName, surplus: in
 def advice(run: Run, point: Point, cache: CacheName, held: int, expected: int) -> str:
     """The last sentence of a message on offsets: the known defect it matches, or what to look at."""
     if ends_by_its_last_token(run, point, cache, held - expected):
-        return "Matches D52: what the caches hold at the end depends on what the last token was."
-    known = " or ".join(f"{found.id}: {found.meaning}" for found in matching(run, cache))
-    if known:
-        return f"Matches {known}."
+        return f"Matches {ENDS_BY_ITS_LAST_TOKEN.id}: {ENDS_BY_ITS_LAST_TOKEN.meaning}."
+    matches = distinct(found for found in SIGNATURES if found.cache == cache and shows(run, found))
+    if matches:
+        return f"Matches {' or '.join(f'{found.id}: {found.meaning}' for found in matches)}."
     if held > expected:
         trim = "k - a" if cache == "target" else "k - 1 - a"
         return f"Trim {trim} rows after a round, and check what the trim returns."

@@ -1,0 +1,117 @@
+"""What is looked for in a single run: the invariants that it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+
+from specproof.engine import Case, Engine, Observation
+from specproof.invariants import RUN_INVARIANTS, RunInvariant
+from specproof.invariants.base import exit_point, rows_expected
+from specproof.invariants.signatures import (
+    ENDS_BY_ITS_LAST_TOKEN,
+    SIGNATURES,
+    CacheName,
+    Known,
+    Signature,
+    distinct,
+    ends_by_its_last_token,
+    offsets_of,
+    refutes,
+    shows,
+)
+from specproof.results import Violation
+from specproof.runner import ENGINE_ERRORS, Run, error_text, run_case
+
+
+@dataclass(frozen=True)
+class BrokenRun:
+    """A run, and what it breaks first."""
+
+    run: Run
+    violation: Violation
+
+
+@dataclass
+class RunJudge:
+    """Judges the runs of an engine: the first broken invariant decides what is looked for from then on.
+
+    Attributes:
+        engine: whose runs.
+        names: the invariants to look at.
+        possible: the defects of the catalogue that no run refuted, right or wrong.
+        shown: those of them that some wrong run showed.
+    """
+
+    engine: Engine
+    names: Container[str] = field(default_factory=lambda: RUN_INVARIANTS)
+    possible: tuple[Signature, ...] = SIGNATURES
+    shown: list[Signature] = field(default_factory=list)
+
+    def __call__(self, case: Case) -> BrokenRun | None:
+        """What is broken in a case, where its run is of use as an example."""
+        found = self.note(case)
+        return found if found is not None and self.is_example(found.run) else None
+
+    def note(self, case: Case) -> BrokenRun | None:
+        """What is broken in a case. Its run, broken or not, tells which defect it cannot be."""
+        run = observed_run(self.engine, case)
+        broken = broken_invariants(run, self.names)
+        self.possible = tuple(found for found in self.possible if not refutes(run, found))
+        if not broken:
+            return None
+        name, violation = next(iter(broken.items()))
+        self.names = (name,)
+        self.shown += [found for found in self.possible if found not in self.shown and shows(run, found)]
+        return BrokenRun(run, violation)
+
+    @property
+    def suspects(self) -> tuple[Signature, ...]:
+        """The defects that all runs agree with, and a wrong one shows."""
+        return distinct(found for found in self.possible if found in self.shown)
+
+    def is_example(self, run: Run) -> bool:
+        """Whether a wrong run shows the defect that it is, if that is known.
+
+        One in which another defect would leave the same rows is no help to who reads it.
+        """
+        return not self.suspects or any(shows(run, suspect) for suspect in self.suspects)
+
+    def known_defects(self, smallest: Run) -> tuple[Known, ...]:
+        """The defects of the catalogue with such offsets: in all runs, or at the end of the smallest wrong one."""
+        if self.suspects:
+            return self.suspects
+        point = exit_point(smallest)
+        expected, _ = rows_expected(smallest, point)
+        caches: tuple[CacheName, ...] = ("target", "draft")
+        surplus = {cache: {held - expected for held in offsets_of(smallest.exit, cache) or ()} for cache in caches}
+        by_end = any(ends_by_its_last_token(smallest, point, cache, n) for cache in caches for n in surplus[cache])
+        return (ENDS_BY_ITS_LAST_TOKEN,) if by_end else ()
+
+
+def observed_run(engine: Engine, case: Case) -> Run:
+    """The run of a case; one that shows nothing where the engine cannot even be looked at after it failed."""
+    try:
+        return run_case(engine, case)
+    except ENGINE_ERRORS as error:
+        return Run(engine.name, engine.capabilities, case, (), (), "abort", Observation(), error=error_text(error))
+
+
+def broken_invariants(run: Run, names: Container[str] = RUN_INVARIANTS) -> Mapping[str, Violation]:
+    """The first violation of each invariant that a run breaks, in the order of `RUN_INVARIANTS`; of `names` only."""
+    found = {}
+    for name, invariant in RUN_INVARIANTS.items():
+        if name in names and invariant.observable(run.capabilities):
+            violation = _first_violation(invariant, run)
+            if violation is not None:
+                found[name] = violation
+    return found
+
+
+def _first_violation(invariant: RunInvariant, run: Run) -> Violation | None:
+    try:
+        found = invariant.check(run) if invariant.applies(run) else []
+    except Exception as error:  # what the engine shows is malformed: a violation, never a pass
+        problem = f"what the engine shows cannot be judged: {error_text(error)}"
+        return Violation(invariant.name, run.case.id, None, problem)
+    return found[0] if found else None
