@@ -19,6 +19,7 @@ from specproof.law_cases import (
     Setting,
     case_id,
     clear_prompt,
+    contrary,
     law_case,
     raised,
     random_prompt,
@@ -111,7 +112,8 @@ def cases(capabilities: Capabilities, pair: Pair, seed: int, quick: bool) -> Ite
                     NAME, pair, rule, k, with_drafter(setting, capabilities), clear_prompt(pair, tokens), tokens
                 )
             continue
-        for k, setting in _sampled_settings(quick):
+        opposed = contrary(PLAIN, capabilities)  # where p and q lie far apart, residuals do not look alike by chance
+        for k, setting in [*_sampled_settings(quick), *([(2, opposed)] if opposed != PLAIN else [])]:
             adapted = with_drafter(setting, capabilities)
             if adapted.runnable(capabilities):
                 yield law_case(NAME, pair, rule, k, adapted, prompt, max(TOKENS, k + 2))

@@ -31,16 +31,16 @@ class WrappedModel:
     model_class: type[Transformer] | None = None
 
     def __init__(self, spec: ModelSpec) -> None:
-        self._model = load_model(spec.folder, self.model_class or architecture(spec.architecture))
-        self._forward = self._model.forward
+        self._model = self._loaded = load_model(spec.folder, self.model_class or architecture(spec.architecture))
+        self._memory: RememberedModel | None = None
         self._transform = spec.transform
         self._fault = spec.fault
         self._calls = 0
 
     def remember(self) -> None:
-        """From now on look up forwards where they are repeated, if the model is a plain one."""
-        if type(self._model) is Transformer:
-            self._forward = _remembered(self._model).forward
+        """From now on look up forwards where they are repeated, if the model is the plain one that was loaded."""
+        if type(self._model) is Transformer and self._model is self._loaded:
+            self._memory = _remembered(self._model)
 
     @property
     def name(self) -> str:
@@ -69,7 +69,7 @@ class WrappedModel:
         """
         first = cache.offset
         self._raise_if("before")
-        activations = self._forward(tokens, cache)
+        activations = (self._memory or self._model).forward(tokens, cache)
         self._raise_if("after")
         self._calls += 1
         if self._transform is None:

@@ -27,6 +27,7 @@ CASES_PER_REGIME = 4
 
 EXACT_CASES: Mapping[str, int] = {
     "rejection/k2/T1": 4,
+    "rejection/k2/T1-contrary": 4,
     "rejection/k2/T0.7-min_p0.3": 4,
     "rejection/k2/T0.7-top_p0.75": 4,
     "rejection/k2/T0.7-penalties": 3,
