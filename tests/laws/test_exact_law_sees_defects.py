@@ -26,6 +26,8 @@ from reference.errors import InvalidSetting
 from reference.values import DraftBlock, Finish
 from specproof import exact_law
 from specproof.adapters.reference import ENGINE, ReferenceEngine
+from specproof.defects.acceptance import residual_one_row_early
+from specproof.defects.mutations import with_decision
 from specproof.engine import Capabilities, Case, Choices, ExactSession, Floats, Session
 from specproof.exact_law import TOLERANCE, check, measure, violation
 from specproof.law_cases import CONTRARY
@@ -157,6 +159,7 @@ CASE_AND_CONTROL = [
     ("k2/window", ignoring(penalty_window=0)),
     ("k2/floor", Control(name="floor on the drawn token", drafter_class=FloorOnTheDrawnToken)),
     ("k2/lookup", TOO_OFTEN),
+    ("k2/T1-contrary", Control(name="residual one row early", decoder_class=with_decision(residual_one_row_early))),
     ("k2/stop", Control(name="late stop", decoder_class=StopsAtTheEndOfABlock)),
     ("k3/budget3", Control(name="early end", decoder_class=EndsWhereNoBlockFits)),
     ("k2/two_turns", Control(name="forgets", decoder_class=ForgetsWhatWasAdded)),

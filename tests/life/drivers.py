@@ -23,7 +23,7 @@ from reference.randomness import SeededRandomness
 from reference.values import DraftDistribution
 from specproof.adapters import reference as reference_adapter
 from specproof.adapters.decoder_sessions import observed
-from specproof.adapters.reference_sessions import WrappedModel, load_model, observe
+from specproof.adapters.reference_sessions import WrappedModel, observe
 from specproof.engine import Capabilities, Case, ModelSpec, Observation
 
 
@@ -90,7 +90,7 @@ class OracleDriver:
 
     def drafter(self, case, randomness):
         if case.draft is None:
-            return PromptLookup(load_model(case.target.folder).vocab_size)
+            return PromptLookup(WrappedModel(case.target).vocab_size)
         schedule = ("catch_up", "eager")[case.seed % 2]
         drafter = self.drafter_class(self.model("draft", case.draft), case.sampling, randomness, schedule=schedule)
         self.set_sampling(drafter, case)

@@ -76,6 +76,7 @@ class JudgedLife(RuleBasedStateMachine):
                 self._observe(state),
                 self.driver.distributions(state),
                 contexts or None,
+                getattr(done, "log_probabilities", None) or None,
             )
         )
 

@@ -110,7 +110,7 @@ class DecoderLife(JudgedLife):
         struck = self._struck(fault, k, lambda decoder: decoder.step(self.state))
         self._judge(self.boundaries[-1].emitted, "abort" if struck else self.state.finish or "close")
 
-    @rule(k=block_sizes(0), count=st.integers(1, 9))
+    @rule(k=block_sizes(0), count=st.integers(1, 4))
     def read_and_close(self, k, count):
         """Take some tokens, those waiting first, and close the stream, most often inside a block."""
         waiting = self._begin_reading()

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from reference.cache import KVCache
 from reference.decoder import Decoder
 from reference.drafters import DraftModel
-from reference.sampling import point_mass
 from reference.transformer import Activations
 from reference.values import DraftBlock, DraftDistribution
 from specproof import exact_law
@@ -58,7 +57,7 @@ def test_accepting_a_proposal_that_equals_a_fresh_draw_of_the_target_is_lossless
     """It accepts less than rejection could; that is all."""
     engine = Declares(declared={"rules": frozenset({"sampler_match"})})
     assert not accused_by(engine, plan_of(engine, "sampler_match"))
-    settings = {f"exact_law/sampler_match/{name}" for name in ("k1/T1", "k2/top_k2", "k3/T0.7-top_p0.75")}
+    settings = {f"exact_law/sampler_match/{name}" for name in ("k1/T1", "k2/T0.7-top_k2", "k3/T0.7-top_p0.75")}
     laws = exact_law.cases(engine.capabilities, tiny(), 0, quick=False)
     result = exact_law.judge(engine, [case for case in laws if case.id in settings])
     assert (result.status, result.cases) == ("holds", 3)
@@ -106,7 +105,7 @@ class LastOfTies(Decoder):
 
     def _distribution(self, activations: Activations, row: int, context: Sequence[int]) -> Floats:
         logits = activations.logits[row]
-        return point_mass(int(np.flatnonzero(logits == logits.max())[-1]), len(logits))
+        return DraftDistribution.point_mass(int(np.flatnonzero(logits == logits.max())[-1]), len(logits)).dense()
 
 
 def test_the_last_of_tied_logits_is_as_greedy_as_the_first() -> None:
