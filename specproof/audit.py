@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from reference.errors import InvalidSetting
-from specproof.engine import Case, Engine, Observation
+from specproof.engine import Case, Engine
 from specproof.invariants import RUN_INVARIANTS, RunInvariant
+from specproof.invariants.base import look
 from specproof.laws import LAWS, Law
 from specproof.pairs import Pair, tiny, toy
 from specproof.regimes import REGIMES, regime
 from specproof.results import CheckResult, Violation
-from specproof.runner import ENGINE_ERRORS, Run, error_text, run_case
+from specproof.runner import ENGINE_ERRORS, Run, error_text, observed_run
 
 
 @dataclass(frozen=True)
@@ -209,22 +210,15 @@ class _Tally:
 
     def look(self, run: Run) -> None:
         """Count a run that shows what the check looks at, and every run that the engine broke off: none holds."""
-        name, case_id = self.check.name, run.case.id
-        try:
-            applies = self.check.applies(run)
-            found = self.check.check(run) if applies else []
-            self.shown |= {part.name for part in self.check.parts if part.shown(run)}
-            self.possible |= {part.name for part in self.check.parts if part.possible(run)}
-        except Exception as error:  # what the engine shows is malformed: a failed check, never a passed one
-            applies, found = (
-                True,
-                [Violation(name, case_id, None, f"what the engine shows cannot be judged: {error_text(error)}")],
-            )
-        raised = run.error is not None and not run.injected
+        seen = look(self.check, run)
+        found, raised = seen.violations, run.error is not None and not run.injected
         if raised and not found:
-            found = [Violation(name, case_id, None, f"the engine raised {run.error}; every case is a valid one")]
-        self.cases += applies or raised
+            problem = f"the engine raised {run.error}; every case is a valid one"
+            found = [Violation(self.check.name, run.case.id, None, problem)]
+        self.cases += seen.applies or raised
         self.violations += found
+        self.shown |= seen.shown
+        self.possible |= seen.possible
 
     def result(self) -> CheckResult:
         if not self.observable:
@@ -237,10 +231,7 @@ class _Tally:
 
 def _judge(engine: Engine, case: Case, tallies: Iterable[_Tally]) -> None:
     """Run one case and let every invariant look at it."""
-    try:
-        run = run_case(engine, case)
-    except ENGINE_ERRORS as error:  # an engine that cannot even be looked at after it failed
-        run = Run(engine.name, engine.capabilities, case, (), (), "abort", Observation(), error=error_text(error))
+    run = observed_run(engine, case)
     for tally in tallies:
         if tally.observable:
             tally.look(run)

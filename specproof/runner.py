@@ -93,6 +93,14 @@ def run_case(engine: Engine, case: Case) -> Run:
     return continued(engine, beside_plain(engine, run), session)
 
 
+def observed_run(engine: Engine, case: Case) -> Run:
+    """As `run_case`; a run that shows nothing where the engine cannot even be looked at after it failed."""
+    try:
+        return run_case(engine, case)
+    except ENGINE_ERRORS as error:
+        return Run(engine.name, engine.capabilities, case, (), (), "abort", Observation(), error=error_text(error))
+
+
 def run_turn(engine: Engine, case: Case) -> tuple[Run, Session | None]:
     """The first part of `run_case`: a run without continuation, and the session that ended, if there ever was one."""
     emitted: list[int] = []

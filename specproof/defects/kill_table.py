@@ -16,8 +16,9 @@ from specproof.defects import CATALOGUE, LEFT_OUT, Defect
 from specproof.defects.plan import SMALL_LAWS, cases
 from specproof.engine import Case, Engine
 from specproof.invariants import RUN_INVARIANTS, RunInvariant
+from specproof.invariants.base import look
 from specproof.results import CheckResult, Violation
-from specproof.runner import ENGINE_ERRORS, Run, error_text, run_case
+from specproof.runner import ENGINE_ERRORS, Run, error_text, observed_run
 
 PROCESSES = 2
 COLUMNS = (*RUN_INVARIANTS, *SMALL_LAWS)
@@ -175,32 +176,22 @@ def _run_cells(engine: Engine, plan: Sequence[Case]) -> dict[str, Cell]:
     cells = dict.fromkeys(RUN_INVARIANTS, Cell("not_applicable"))
     watching = [check for check in RUN_INVARIANTS.values() if check.observable(engine.capabilities)]
     for number, case in enumerate(plan, 1):
-        run = _run(engine, case)
+        run = observed_run(engine, case)
         for check in watching:
             if cells[check.name].status != "caught":
-                status = "caught" if run is None else _status(check, run)
+                status = _status(check, run)
                 cells[check.name] = _later(cells[check.name], status, number)
     return cells
-
-
-def _run(engine: Engine, case: Case) -> Run | None:
-    """The run of a case; None for an engine that cannot even be looked at after it failed."""
-    try:
-        return run_case(engine, case)
-    except ENGINE_ERRORS:
-        return None
 
 
 def _status(check: RunInvariant, run: Run) -> Status:
     """As an audit sees it: a run that the engine broke off holds nothing, and malformed observations are a failure."""
     if run.error is not None and not run.injected:
         return "caught"
-    try:
-        if not check.applies(run):
-            return "not_applicable"
-        return "caught" if check.check(run) else "silent"
-    except Exception:
-        return "caught"
+    seen = look(check, run)
+    if not seen.applies:
+        return "not_applicable"
+    return "caught" if seen.violations else "silent"
 
 
 def _later(before: Cell, status: Status, number: int) -> Cell:

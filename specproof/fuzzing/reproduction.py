@@ -19,10 +19,11 @@ from specproof.engine import Case, Engine
 from specproof.fuzzing import case_files
 from specproof.fuzzing.bets import Wager
 from specproof.fuzzing.campaign import Finding
-from specproof.fuzzing.runs import broken_invariants, observed_run
+from specproof.fuzzing.runs import broken_invariants
 from specproof.invariants import RUN_INVARIANTS
 from specproof.output_distribution import NAME as OUTPUT_LAW
 from specproof.results import Violation
+from specproof.runner import observed_run
 
 SCHEMA = "specproof.found/1"
 FIELDS = frozenset({"schema", "engine", "invariant", "source", "message", "level", "case"})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
-from specproof.engine import Case, Engine, Observation
-from specproof.invariants import RUN_INVARIANTS, RunInvariant
-from specproof.invariants.base import exit_point, rows_expected
+from specproof.engine import Case, Engine
+from specproof.invariants import RUN_INVARIANTS
+from specproof.invariants.base import exit_point, look, rows_expected
 from specproof.invariants.signatures import (
     ENDS_BY_ITS_LAST_TOKEN,
     SIGNATURES,
@@ -21,7 +21,7 @@ from specproof.invariants.signatures import (
     shows,
 )
 from specproof.results import Violation
-from specproof.runner import ENGINE_ERRORS, Run, error_text, run_case
+from specproof.runner import Run, observed_run
 
 
 @dataclass(frozen=True)
@@ -89,29 +89,12 @@ class RunJudge:
         return (ENDS_BY_ITS_LAST_TOKEN,) if by_end else ()
 
 
-def observed_run(engine: Engine, case: Case) -> Run:
-    """The run of a case; one that shows nothing where the engine cannot even be looked at after it failed."""
-    try:
-        return run_case(engine, case)
-    except ENGINE_ERRORS as error:
-        return Run(engine.name, engine.capabilities, case, (), (), "abort", Observation(), error=error_text(error))
-
-
 def broken_invariants(run: Run, names: Container[str] = RUN_INVARIANTS) -> Mapping[str, Violation]:
     """The first violation of each invariant that a run breaks, in the order of `RUN_INVARIANTS`; of `names` only."""
     found = {}
     for name, invariant in RUN_INVARIANTS.items():
         if name in names and invariant.observable(run.capabilities):
-            violation = _first_violation(invariant, run)
-            if violation is not None:
-                found[name] = violation
+            violations = look(invariant, run).violations
+            if violations:
+                found[name] = violations[0]
     return found
-
-
-def _first_violation(invariant: RunInvariant, run: Run) -> Violation | None:
-    try:
-        found = invariant.check(run) if invariant.applies(run) else []
-    except Exception as error:  # what the engine shows is malformed: a violation, never a pass
-        problem = f"what the engine shows cannot be judged: {error_text(error)}"
-        return Violation(invariant.name, run.case.id, None, problem)
-    return found[0] if found else None

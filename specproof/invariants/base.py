@@ -9,7 +9,7 @@ import numpy as np
 
 from specproof.engine import Boundary, Capabilities, Case, Floats, Observation
 from specproof.results import Violation
-from specproof.runner import Run
+from specproof.runner import Run, error_text
 
 ABSOLUTE = {"float64": 1e-9, "float32": 1e-4}
 """Largest distance from the oracle that is put down to rounding, relative to the largest value (at least 1)."""
@@ -59,6 +59,37 @@ class RunInvariant:
     applies: Callable[[Run], bool]
     check: Callable[[Run], list[Violation]]
     parts: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True)
+class Look:
+    """What an invariant made of one run.
+
+    Attributes:
+        applies: whether the run is a case of it.
+        violations: all that it found, in order.
+        shown, possible: names of its parts that the run shows, and that a run of this kind has.
+    """
+
+    applies: bool
+    violations: list[Violation]
+    shown: frozenset[str] = frozenset()
+    possible: frozenset[str] = frozenset()
+
+
+def look(check: RunInvariant, run: Run) -> Look:
+    """Hold a run against an invariant. What an engine shows may be malformed: that is a violation, never a pass."""
+    try:
+        applies = check.applies(run)
+        return Look(
+            applies,
+            check.check(run) if applies else [],
+            frozenset(part.name for part in check.parts if part.shown(run)),
+            frozenset(part.name for part in check.parts if part.possible(run)),
+        )
+    except Exception as error:
+        problem = f"what the engine shows cannot be judged: {error_text(error)}"
+        return Look(True, [Violation(check.name, run.case.id, None, problem)])
 
 
 @dataclass(frozen=True)
