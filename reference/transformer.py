@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.cache import KVCache
+from reference.cache import KVCache, LayerCache
 from reference.checkpoint import LlamaConfig, layer_shapes, read_config, read_tokens, read_weights
 from reference.errors import ContextExhausted, EmptyPrompt, HiddenCache, TokenOutOfRange
 from reference.values import Floats, as_integer
@@ -99,8 +99,7 @@ class Transformer:
         for index, layer in enumerate(self.layers):
             queries, keys, values = self._project(layer, x, angles)
             held = cache.append(index, keys, values)  # [n_kv, T, d] -> [n_kv, S + T, d]
-            visible = np.arange(held.offset) <= positions[:, None]  # [T, S + T]
-            x = self._mix(layer, x, queries, held.keys, held.values, visible)  # [T, D]
+            x = self._read(index, layer, x, queries, held, positions)  # [T, D]
         return self._finish(x)
 
     def forward_without_cache(self, tokens: Sequence[int]) -> WholePass:
@@ -118,6 +117,12 @@ class Transformer:
             rows.append((keys, values))
             x = self._mix(layer, x, queries, keys, values, causal)  # [T, D]
         return WholePass(self._finish(x).logits, tuple(rows))
+
+    def _read(self, index: int, layer: Layer, x: Floats, queries: Floats, held: LayerCache,
+              positions: NDArray[np.int64]) -> Floats:  # fmt: skip
+        """The rest of a layer, from what its cache holds now: every token sees the rows up to its own. -> [T, D]."""
+        visible = np.arange(held.offset) <= positions[:, None]  # [T, S + T]
+        return self._mix(layer, x, queries, held.keys, held.values, visible)
 
     def _check_positions(self, positions: NDArray[np.int64]) -> None:
         limit = self.config.max_positions

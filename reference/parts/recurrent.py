@@ -18,7 +18,7 @@ from reference.cache import KVCache, LayerCache
 from reference.errors import CacheLengthError
 from reference.parts.rows import Rows, cache_of
 from reference.parts.short_convolution import convolve, convolve_next, empty_tail, tails
-from reference.transformer import Activations, Layer, Transformer, WholePass, rotary_angles
+from reference.transformer import Layer, Transformer, WholePass, rotary_angles
 
 Floats = NDArray[np.float64]
 
@@ -173,22 +173,13 @@ class RecurrentTransformer(Transformer):
         ]
         return cache_of(layers)
 
-    def forward(self, tokens: Sequence[int], cache: KVCache) -> Activations:
-        """As `Transformer.forward`."""
-        x = self._embed(tokens)  # [T] -> [T, D]
-        positions = cache.offset + np.arange(len(x))  # [T]
-        self._check_positions(positions)
-        angles = self._angles(positions)  # [T, d/2]
-        for index, layer in enumerate(self.layers):
-            queries, keys, values = self._project(layer, x, angles)
-            held = cache.append(index, keys, values)
-            if isinstance(held, RecurrentLayer):
-                memories = np.stack([state.memory for state in held.latest], axis=1)  # [n_kv, T, d, d]
-                x = self._recall(layer, x, queries, memories)
-            else:
-                visible = np.arange(held.offset) <= positions[:, None]  # [T, S + T]
-                x = self._mix(layer, x, queries, held.keys, held.values, visible)  # [T, D]
-        return self._finish(x)
+    def _read(self, index: int, layer: Layer, x: Floats, queries: Floats, held: LayerCache,
+              positions: NDArray[np.int64]) -> Floats:  # fmt: skip
+        """As `Transformer._read`; a recurrent layer recalls from the memories of its last T tokens."""
+        if isinstance(held, RecurrentLayer):
+            memories = np.stack([state.memory for state in held.latest], axis=1)  # [n_kv, T, d, d]
+            return self._recall(layer, x, queries, memories)
+        return super()._read(index, layer, x, queries, held, positions)
 
     def forward_without_cache(self, tokens: Sequence[int]) -> WholePass:
         """As `Transformer.forward_without_cache`; a recurrent layer gives for every token the state behind it.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from reference.cache import KVCache, LayerCache
 from reference.errors import CacheLengthError
 from reference.parts.rows import Rows, cache_of
-from reference.transformer import Activations, Transformer, WholePass, rotary_angles
+from reference.transformer import Layer, Transformer, WholePass, rotary_angles
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -136,19 +136,12 @@ class WindowedTransformer(Transformer):
         ]
         return cache_of(layers)
 
-    def forward(self, tokens: Sequence[int], cache: KVCache) -> Activations:
-        """As `Transformer.forward`."""
-        x = self._embed(tokens)  # [T] -> [T, D]
-        positions = cache.offset + np.arange(len(x))  # [T]
-        self._check_positions(positions)
-        angles = self._angles(positions)  # [T, d/2]
-        for index, layer in enumerate(self.layers):
-            queries, keys, values = self._project(layer, x, angles)
-            held = cache.append(index, keys, values)
-            rows, seen = held.keys, held.values  # [n_kv, S, d], S <= offset
-            visible = self.visible(index, positions, held.offset - rows.shape[1], rows.shape[1])  # [T, S]
-            x = self._mix(layer, x, queries, rows, seen, visible)  # [T, D]
-        return self._finish(x)
+    def _read(self, index: int, layer: Layer, x: Floats, queries: Floats, held: LayerCache,
+              positions: NDArray[np.int64]) -> Floats:  # fmt: skip
+        """As `Transformer._read`, within the window where the layer has one."""
+        rows = held.keys.shape[1]  # S <= offset
+        visible = self.visible(index, positions, held.offset - rows, rows)  # [T, S]
+        return self._mix(layer, x, queries, held.keys, held.values, visible)
 
     def visible(self, index: int, positions: NDArray[np.int64], first: int, count: int) -> Bools:
         """Which of `count` rows, from position `first` on, each of T positions sees in a layer: [T, count]."""
