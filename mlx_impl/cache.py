@@ -1,43 +1,18 @@
-"""Key-value caches on MLX: mlx-lm's protocol, and checked operations on lists of them.
+"""Key-value caches on MLX, by mlx-lm's protocol: our own for full attention, and fresh ones for any model.
 
-A model's cache is a list with one entry for each layer. The functions below need of an entry only what mlx-lm's
-plain caches offer (`offset`, `is_trimmable()`, `trim(n) -> n`), so they work on those as well as on `KVCache`.
-
-Every trim's return value is checked: a trim that silently does nothing is the most common cause of corrupt
-caches in speculative decoders (mlx-lm#1423 is an example).
+A model's cache is a list with one entry for each layer. How rows are taken back is known to `layers` and `model_cache`.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_map
 
 from reference.errors import CacheLengthError, InvalidSetting
 
 State = tuple[mx.array | None, mx.array | None, int]
-
-
-class TrimmableCache(Protocol):
-    """What the decoder needs of a layer's cache; mlx-lm's `KVCache` and `QuantizedKVCache` have it."""
-
-    offset: int
-
-    @property
-    def state(self) -> Any:
-        """Its arrays, for MLX to evaluate."""
-        ...
-
-    def is_trimmable(self) -> bool:
-        """Whether rows can be dropped from the end."""
-        ...
-
-    def trim(self, n: int) -> int:
-        """Drop up to n rows from the end; return how many were dropped."""
-        ...
 
 
 class KVCache:
@@ -142,94 +117,23 @@ def _grown(storage: mx.array | None, rows: mx.array, end: int, step: int) -> mx.
     return more if storage is None else mx.concatenate([storage, more], axis=2)
 
 
-Cache = Sequence[TrimmableCache]
-SomeCache = TypeVar("SomeCache", bound=Cache)
+def make_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
+    """A fresh cache for a model: its own `make_cache()`, or a cache for each of its layers.
 
-
-def make_cache(model: Any) -> Cache:
-    """A fresh cache for a model: its own `make_cache()`, or a `KVCache` for each of its layers.
-
-    Raises:
-        InvalidSetting: the model asks for caches that cannot be rolled back (see `check_plain`).
+    Args:
+        model: called as mlx-lm calls its models.
+        max_kv_size: rows that a layer keeps, the first four among them, where the model does not say itself what
+            caches it needs; None: all rows. As mlx-lm's `make_prompt_cache` has it; takes mlx-lm.
     """
-    cache = model.make_cache() if hasattr(model, "make_cache") else [KVCache() for _ in model.layers]
-    check_plain(cache)
-    return cast(Cache, cache)
+    if hasattr(model, "make_cache"):
+        return list(model.make_cache())
+    if max_kv_size is None:
+        return [KVCache() for _ in model.layers]
+    from mlx_impl.rotating import RotatingKVCache  # behind an extra
+
+    return [RotatingKVCache(max_size=max_kv_size, keep=4) for _ in model.layers]  # type: ignore[no-untyped-call]
 
 
-def check_plain(cache: Cache) -> None:
-    """Refuse caches that cannot drop rows at any time: recurrent, rotating, batched or composite ones.
-
-    A rotating cache is trimmable until its window is full, so asking `is_trimmable()` once is not enough.
-
-    Raises:
-        InvalidSetting: naming the first such layer.
-    """
-    for index, layer in enumerate(cache):
-        offset = getattr(layer, "offset", None)
-        if not isinstance(offset, int) or not layer.is_trimmable() or getattr(layer, "max_size", None) is not None:
-            raise InvalidSetting(
-                f"layer {index} has a {type(layer).__name__}, which cannot be rolled back at any time; "
-                "use a model whose layers all have plain key-value caches"
-            )
-
-
-def offsets(cache: Cache) -> tuple[int, ...]:
+def offsets(cache: Sequence[Any]) -> tuple[int, ...]:
     """Rows that each layer holds."""
     return tuple(layer.offset for layer in cache)
-
-
-def common_offset(cache: Cache) -> int:
-    """Rows that every layer holds; 0 for a cache without layers.
-
-    Raises:
-        CacheLengthError: the layers disagree.
-    """
-    lengths = set(offsets(cache))
-    if len(lengths) > 1:
-        raise CacheLengthError(f"layers hold {offsets(cache)} rows; give a cache whose layers hold the same tokens")
-    return lengths.pop() if lengths else 0
-
-
-def trim_to(cache: Cache, length: int) -> None:
-    """Cut every layer to `length` rows: layers may differ before, as after a forward that failed half-way.
-
-    Raises:
-        CacheLengthError: a layer holds fewer rows, or dropped another number of rows than it was asked to.
-    """
-    for index, layer in enumerate(cache):
-        excess = layer.offset - length
-        if excess < 0:
-            raise CacheLengthError(
-                f"layer {index} holds {layer.offset} rows, fewer than the {length} to be kept; refill it"
-            )
-        trimmed = layer.trim(excess) if excess else 0
-        if trimmed != excess or layer.offset != length:
-            raise CacheLengthError(
-                f"layer {index} ({type(layer).__name__}) was to drop {excess} rows, said {trimmed} and holds "
-                f"{layer.offset}, not {length}; use a cache that can be trimmed"
-            )
-
-
-def trim_to_at_most(cache: Cache, length: int) -> None:
-    """Cut the layers that hold more than `length` rows; leave the others. For rolling back.
-
-    Raises:
-        CacheLengthError: as `trim_to`.
-    """
-    trim_to([layer for layer in cache if layer.offset > length], length)
-
-
-def copy_cache(cache: SomeCache) -> SomeCache:
-    """An independent copy: writing to either leaves the other as it is.
-
-    `mx.array(a)` shares the data but is another object: an assignment to a slice makes its own data then.
-    """
-    return cast(SomeCache, [_copy_layer(layer) for layer in cache])
-
-
-def _copy_layer(layer: TrimmableCache) -> TrimmableCache:
-    twin = copy.copy(layer)
-    for name, value in vars(layer).items():
-        setattr(twin, name, tree_map(lambda leaf: mx.array(leaf) if isinstance(leaf, mx.array) else leaf, value))
-    return twin

@@ -20,10 +20,10 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_impl.acceptance import RULES
-from mlx_impl.cache import Cache, check_plain, common_offset, make_cache, trim_to, trim_to_at_most
 from mlx_impl.drafters import NAME as DRAFT_NAME
 from mlx_impl.drafters import DeviceBlock, Drafter
-from mlx_impl.forward import check_tokens, device_tokens, feed, forward, plain_count, plain_tokens, vocab_size
+from mlx_impl.forward import check_tokens, device_tokens, plain_count, plain_tokens, vocab_size
+from mlx_impl.model_cache import ModelCache
 from mlx_impl.randomness import Randomness
 from mlx_impl.readout import RoundReadout, read, read_verdict
 from mlx_impl.sampling import LogitsProcessor, check_rows, distributions, needs_context, row_faults
@@ -40,7 +40,7 @@ class Decoder:
     """A speculative decoder.
 
     Args:
-        target: `mlx_impl.transformer.Transformer`, or any mlx-lm model whose layers have plain key-value caches.
+        target: `mlx_impl.transformer.Transformer`, or any mlx-lm model.
         rule: a name in `RULES`. `greedy` asks for temperature 0.
         sampling: the distribution to be kept.
         randomness: makes the rule's choices and the first draw; may be shared with the drafter.
@@ -94,6 +94,7 @@ class Decoder:
             raise InvalidSetting(f"this turn has ended (finish is {state.finish!r}); begin the next one by extend()")
         state.check_rows()
         try:
+            self._begin(state)
             block = self._propose(state)
             verdict = self._verify(state, block)
             return self._commit(state, block, verdict)
@@ -101,9 +102,16 @@ class Decoder:
             state.roll_back()
             raise
 
+    def _begin(self, state: DecoderState) -> None:
+        """From here the target's cache can go back to the boundary; it is at it, or is brought to it."""
+        cache = state.target_cache
+        if cache.behind:
+            cache.feed(state.history[cache.length : -1])
+        cache.checkpoint()
+
     def _propose(self, state: DecoderState) -> DeviceBlock:
         """Up to k proposals; one place of the budget is left for the target's own token."""
-        budget = min(self.num_draft_tokens, state.remaining - 1)
+        budget = min(self.num_draft_tokens, state.remaining - 1, *_rows_until_quantised(state))
         block = state.drafter.propose(state.history, None, budget)
         if len(block) > budget:
             raise DecodingFault(f"the drafter proposed {len(block)} tokens on a budget of {budget}; mend the drafter")
@@ -119,7 +127,7 @@ class Decoder:
         """One forward of the target over pending token and proposals; the rule's decision; the round's one wait."""
         q, drafted = block.probabilities, block.tokens  # [k, V], [k]
         inputs = mx.concatenate([device_tokens(state.history[-1:]), drafted])  # [k + 1]
-        logits = forward(self.target, state.target_cache, inputs, NAME)  # [k + 1, V]
+        logits = state.target_cache.forward(inputs)  # [k + 1, V]
         p = distributions(logits, self.sampling, self._context(state, block), self.processors)  # [k + 1, V]
         num_accepted, token = self.rule.decide(p, q, drafted, self.randomness)
         verdict = read_verdict(p, block, num_accepted, token, row_faults(logits, p))
@@ -134,7 +142,7 @@ class Decoder:
         stop = next((index for index, token in enumerate(decided) if token in self.stop_tokens), a)
         emitted = decided[: stop + 1]
         history = [*state.history, *emitted]
-        trim_to(state.target_cache, len(history) - 1)  # k + 1 rows were added, len(emitted) of them stay
+        state.target_cache.commit(history[:-1])  # k + 1 rows were added, len(emitted) of them stay
         state.drafter.commit(history)
         finish = self._finish(emitted[-1], state.remaining - len(emitted))
         tokens = [GeneratedToken(token, index < a, state.num_rounds) for index, token in enumerate(emitted)]
@@ -152,7 +160,11 @@ class Decoder:
         return done
 
     def prefill(
-        self, prompt: Sequence[int], drafter: Drafter, max_tokens: int, target_cache: Cache | None = None
+        self,
+        prompt: Sequence[int],
+        drafter: Drafter,
+        max_tokens: int,
+        target_cache: ModelCache | Sequence[Any] | None = None,
     ) -> DecoderState:
         """Forward the prompt through both models and emit the first token (none where max_tokens is 0).
 
@@ -160,7 +172,8 @@ class Decoder:
             prompt: token ids, at least one.
             drafter: used by the state from now on. Its cache, too, may hold a prefix of the prompt.
             max_tokens: most tokens to emit in this turn.
-            target_cache: one that holds a prefix of the prompt, which is not forwarded again. None: a fresh one.
+            target_cache: one that holds a prefix of the prompt, which is not forwarded again: a list of the layers'
+                caches, or a `ModelCache` where there is more to say. None: a fresh one.
 
         Raises:
             EmptyPrompt, TokenOutOfRange, InvalidSetting, VocabularyMismatch: bad arguments.
@@ -169,23 +182,25 @@ class Decoder:
             After any exception both caches are as long as they were.
         """
         prompt, max_tokens = plain_tokens(prompt), plain_count(max_tokens, "max_tokens")
-        cache = make_cache(self.target) if target_cache is None else target_cache
+        cache = target_cache if isinstance(target_cache, ModelCache) else ModelCache(self.target, NAME, target_cache)
         self._check_turn(prompt, drafter, cache)
-        kept, draft_kept = common_offset(cache), _rows(drafter)
+        kept, draft_kept = cache.length, _rows(drafter)
+        cache.checkpoint()
         state = DecoderState(prompt, len(prompt), max_tokens, cache, drafter, DeviceBlock.empty(self.vocab_size))
         try:
             if max_tokens == 0:
                 state.finish = "length"
                 if prompt[kept:-1]:
-                    feed(self.target, cache, prompt[kept:-1], NAME)
+                    cache.feed(prompt[kept:-1])
             else:
                 token = self._first_token(state, prompt[kept:])
                 state.history = [*prompt, token]
                 state.tokens = [GeneratedToken(token, from_draft=False, round_index=-1)]
                 state.finish = self._finish(token, max_tokens - 1)
+            cache.commit(state.history[:-1])
             drafter.settle(state.history)
         except BaseException:
-            trim_to_at_most(cache, kept)
+            cache.rollback(kept)
             drafter.rollback(prompt[: draft_kept + 1])
             raise
         return state
@@ -211,14 +226,13 @@ class Decoder:
             state.roll_back()
             raise
 
-    def _check_turn(self, prompt: list[int], drafter: Drafter, cache: Cache) -> None:
+    def _check_turn(self, prompt: list[int], drafter: Drafter, cache: ModelCache) -> None:
         """Refuse bad arguments before anything is changed."""
         if not prompt:
             raise EmptyPrompt("the prompt has no tokens; give at least one, such as a begin-of-text token")
         check_tokens(prompt, self.vocab_size, "prompt")
         drafter.check_vocabulary(self.target)
-        check_plain(cache)
-        for name, rows in ((NAME, common_offset(cache)), (DRAFT_NAME, _rows(drafter))):
+        for name, rows in ((NAME, cache.length), (DRAFT_NAME, _rows(drafter))):
             if rows > len(prompt) - 1:
                 raise CacheLengthError(
                     f"the {name}'s cache holds {rows} rows, a prompt of {len(prompt)} tokens allows {len(prompt) - 1}: "
@@ -227,7 +241,7 @@ class Decoder:
 
     def _first_token(self, state: DecoderState, tokens: Sequence[int]) -> int:
         """Forward the rest of the prompt, and draw the token after it."""
-        logits = feed(self.target, state.target_cache, tokens, NAME)  # [1, V]
+        logits = state.target_cache.feed(tokens)  # [1, V]
         p = distributions(logits, self.sampling, self._context(state, state.block), self.processors)
         # A block of no proposals: the rule makes a plain draw from p.
         _, drawn = self.rule.decide(p, state.block.probabilities, state.block.tokens, self.randomness)
@@ -272,4 +286,10 @@ class Decoder:
 
 def _rows(drafter: Drafter) -> int:
     """Rows in the drafter's cache; 0 where it has none."""
-    return 0 if drafter.cache is None else common_offset(drafter.cache)
+    return 0 if drafter.cache is None else drafter.cache.length
+
+
+def _rows_until_quantised(state: DecoderState) -> tuple[int, ...]:
+    """Proposals that may be verified before rows are quantised: as in plain decoding, between two tokens."""
+    left = state.target_cache.tokens_before_quantising
+    return () if left is None else (max(left - 1, 0),)

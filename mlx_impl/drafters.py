@@ -16,8 +16,8 @@ from typing import Any, Protocol, Self
 
 import mlx.core as mx
 
-from mlx_impl.cache import Cache, check_plain, common_offset, copy_cache, make_cache, trim_to, trim_to_at_most
-from mlx_impl.forward import check_tokens, device_tokens, feed, forward, vocab_size
+from mlx_impl.forward import check_tokens, device_tokens, vocab_size
+from mlx_impl.model_cache import ModelCache
 from mlx_impl.randomness import Randomness
 from mlx_impl.sampling import LogitsProcessor, distributions, needs_context, row_faults
 from reference.errors import InvalidSetting, VocabularyMismatch
@@ -58,8 +58,8 @@ class Drafter(Protocol):
     """
 
     @property
-    def cache(self) -> Cache | None:
-        """Its cache, one entry for each layer; None for a drafter without a model."""
+    def cache(self) -> ModelCache | None:
+        """Its cache; None for a drafter without a model."""
         ...
 
     def check_vocabulary(self, target: Any) -> None:
@@ -122,7 +122,7 @@ class DraftModel:
     what it shares with the history, and the tokens behind that are forwarded.
 
     Args:
-        model: `Transformer`, or any mlx-lm model whose layers have plain caches.
+        model: `Transformer`, or any mlx-lm model.
         sampling: what is drawn from; need not be the target's.
         randomness: makes the draws.
         min_prob: end the block where the most probable token has less than this. Decided *before* drawing: to
@@ -130,10 +130,11 @@ class DraftModel:
             synchronisation for each proposal; above 1 nothing is ever proposed.
         max_draft: most proposals in a block, whatever the budget; None: the budget alone decides.
         processors: logits processors in mlx-lm's convention.
-        cache: one that already holds a prefix of the history; None for a fresh one.
+        cache: one that already holds a prefix of the history, as a list of the layers' caches or a `ModelCache`; None
+            for a fresh one.
 
     Raises:
-        InvalidSetting: min_prob or max_draft out of range, or a cache that cannot be rolled back.
+        InvalidSetting: min_prob or max_draft out of range, or a cache that `ModelCache` refuses.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class DraftModel:
         min_prob: float = 0.0,
         max_draft: int | None = None,
         processors: Sequence[LogitsProcessor] = (),
-        cache: Cache | None = None,
+        cache: ModelCache | Sequence[Any] | None = None,
     ) -> None:
         if not (math.isfinite(min_prob) and min_prob >= 0):
             raise InvalidSetting(f"min_prob is {min_prob}; give a finite number >= 0 (0 never ends a block)")
@@ -158,8 +159,7 @@ class DraftModel:
         self.max_draft = max_draft
         self.processors = tuple(processors)
         self.vocab_size = vocab_size(model)
-        self.cache: Cache = make_cache(model) if cache is None else cache
-        check_plain(self.cache)
+        self.cache = cache if isinstance(cache, ModelCache) else ModelCache(model, NAME, cache)
 
     def check_vocabulary(self, target: Any) -> None:
         """Refuse a target that numbers its tokens otherwise: by size, and by content where both models know it.
@@ -172,7 +172,7 @@ class DraftModel:
 
     def synced_len(self, history: Sequence[int]) -> int:
         """How many tokens of the history the cache holds, given that what it holds is of this history."""
-        return min(common_offset(self.cache), len(history))
+        return min(self.cache.length, len(history))
 
     def propose(self, history: Sequence[int], target_hidden: mx.array | None, budget: int) -> DeviceBlock:
         """At most `budget` proposals; the cache grows by a row for each token forwarded.
@@ -183,9 +183,13 @@ class DraftModel:
         """
         none = DeviceBlock.empty(self.vocab_size)
         limit = budget if self.max_draft is None else min(budget, self.max_draft)
-        if limit <= 0 or not history:
+        if not history:
             return none
-        logits = self._feed(history[self._cut(history) :])  # [1, V], the row at the pending token
+        kept = self._cut(history)
+        self.cache.checkpoint()
+        if limit <= 0:
+            return none
+        logits = self._feed(history[kept:])  # [1, V], the row at the pending token
         context = device_tokens(history) if needs_context(self.sampling, self.processors) else None
         tokens, rows, seen = [none.tokens], [logits], [none.probabilities]
         while True:
@@ -200,7 +204,7 @@ class DraftModel:
                 break
             mx.async_eval(token)  # the device works on it while the host builds what follows
             context = None if context is None else mx.concatenate([context, token])
-            logits = forward(self.model, self.cache, token, NAME)  # [1, V]
+            logits = self.cache.forward(token)  # [1, V]
             rows.append(logits)
         faults = row_faults(mx.concatenate(rows), mx.concatenate(seen))  # of all rows looked at, drawn from or not
         return DeviceBlock(mx.concatenate(tokens), mx.concatenate(seen[: len(tokens)]), faults)
@@ -221,10 +225,11 @@ class DraftModel:
         missing = history[self._cut(history) : -1]
         if missing:
             self._feed(missing)
+        self.cache.commit(history[:-1])
 
     def rollback(self, history: Sequence[int]) -> None:
         """Cut every layer to at most the rows of `history[:-1]`; layers may differ after a failed forward."""
-        trim_to_at_most(self.cache, max(len(history) - 1, 0))
+        self.cache.rollback(max(len(history) - 1, 0))
 
     def copy(self) -> DraftModel:
         """A drafter with a copy of the cache."""
@@ -235,16 +240,16 @@ class DraftModel:
             min_prob=self.min_prob,
             max_draft=self.max_draft,
             processors=self.processors,
-            cache=copy_cache(self.cache),
+            cache=self.cache.copy(),
         )
 
     def _cut(self, history: Sequence[int]) -> int:
         """Cut the cache to the rows that can stay, those before the pending token; return how many they are."""
         kept = min(self.synced_len(history), max(len(history) - 1, 0))
-        trim_to(self.cache, kept)
+        self.cache.commit(history[:kept])
         return kept
 
     def _feed(self, tokens: Sequence[int]) -> mx.array:
         """Forward the tokens that the cache lacks; return the logits of the last, float32 [1, V]."""
         check_tokens(tokens, self.vocab_size, "history")
-        return feed(self.model, self.cache, tokens, NAME)
+        return self.cache.feed(tokens)

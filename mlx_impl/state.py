@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from mlx_impl.cache import Cache, common_offset, copy_cache, trim_to_at_most
 from mlx_impl.drafters import DeviceBlock, Drafter
+from mlx_impl.model_cache import ModelCache
 from reference.errors import CacheLengthError, InvalidSetting
 from reference.values import Finish, GeneratedToken
 
@@ -35,7 +35,7 @@ class DecoderState:
     history: list[int]
     prompt_length: int
     max_tokens: int
-    target_cache: Cache
+    target_cache: ModelCache
     drafter: Drafter
     block: DeviceBlock
     tokens: list[GeneratedToken] = field(default_factory=list)
@@ -59,7 +59,7 @@ class DecoderState:
         return replace(
             self,
             history=list(self.history),
-            target_cache=copy_cache(self.target_cache),
+            target_cache=self.target_cache.copy(),
             drafter=self.drafter.copy(),
             tokens=list(self.tokens),
         )
@@ -79,8 +79,8 @@ class DecoderState:
         Raises:
             CacheLengthError: it does not hold one row for each token of the history but the last.
         """
-        held = common_offset(self.target_cache)
-        if held != len(self.history) - 1:
+        held = self.target_cache.length
+        if held != len(self.history) - 1 and not self.target_cache.behind:
             raise CacheLengthError(
                 f"the target's cache holds {held} rows, not the {len(self.history) - 1} of the history without its "
                 "pending token; let no one else use a state's caches: decode on a copy, or prefill again"
@@ -101,14 +101,17 @@ class DecoderState:
 
     def roll_back(self) -> None:
         """Go back to the boundary that the history names. Forwards nothing: the models may be what failed."""
-        trim_to_at_most(self.target_cache, len(self.history) - 1)
+        self.target_cache.rollback(len(self.history) - 1)
         self.drafter.rollback(self.history)
 
     def take_back_undelivered(self) -> None:
-        """End with the last token delivered: a boundary like any other, from which the turn may go on."""
+        """End with the last token delivered: a boundary like any other, from which the turn may go on.
+
+        Forwards what a recurrent layer cannot go back to otherwise. Where that fails, the next step makes up for it.
+        """
         cut = len(self.tokens) - self.delivered
         if self.superseded or cut == 0:
             return
         vars(self).update(history=self.history[:-cut], tokens=self.tokens[:-cut], finish=None)
-        self.roll_back()
+        self.target_cache.commit(self.history[:-1])
         self.drafter.settle(self.history)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st  # noqa: E402
 from mlx_toys import count_calls, toy  # noqa: E402
 
 from mlx_impl import KVCache  # noqa: E402
-from mlx_impl.cache import check_plain, common_offset, copy_cache, make_cache, offsets, trim_to, trim_to_at_most  # noqa: E402
+from mlx_impl.cache import make_cache, offsets  # noqa: E402
+from mlx_impl.layers import copied, trim  # noqa: E402
 from reference.errors import CacheLengthError, InvalidSetting  # noqa: E402
 
 
@@ -141,31 +142,7 @@ def test_masks_are_causal_in_the_form_that_is_asked_for():
         cache.make_mask(2, window_size=8)
 
 
-# ------------------------------------------------------------------------------------------------ lists of caches
-
-
-def test_offsets_are_told_layer_by_layer():
-    assert offsets([filled(2), filled(3)]) == (2, 3)
-    assert common_offset([filled(3), filled(3)]) == 3
-    assert common_offset([]) == 0
-    with pytest.raises(
-        CacheLengthError, match=r"layers hold \(2, 3\) rows; give a cache whose layers hold the same tokens"
-    ):
-        common_offset([filled(2), filled(3)])
-
-
-def test_layers_that_differ_are_cut_to_the_same_length():
-    cache = [filled(5), filled(3), filled(2)]
-    trim_to(cache, 2)
-    assert offsets(cache) == (2, 2, 2)
-
-
-def test_cutting_to_more_rows_than_there_are_is_refused_and_cutting_to_at_most_so_many_is_not():
-    with pytest.raises(CacheLengthError, match=r"layer 1 holds 3 rows, fewer than the 4 to be kept; refill it"):
-        trim_to([filled(4), filled(3)], 4)
-    cache = [filled(5), filled(3)]
-    trim_to_at_most(cache, 4)
-    assert offsets(cache) == (4, 3)
+# ----------------------------------------------------------------------------------------------- layers of a cache
 
 
 class Deaf(KVCache):
@@ -193,14 +170,19 @@ class Greedy(KVCache):
 def test_a_trim_that_does_not_do_what_it_was_asked_is_an_error(kind, said, held):
     cache = kind()
     cache.update_and_fetch(*rows(5))
-    message = rf"layer 0 \({kind.__name__}\) was to drop 3 rows, said {said} and holds {held}, not 2; use a cache"
+    message = rf"layer 7 \({kind.__name__}\) was to drop 3 rows, said {said} and holds {held}, not 2; use a cache"
     with pytest.raises(CacheLengthError, match=message):
-        trim_to([cache], 2)
+        trim(cache, 2, 7)
+
+
+def test_trimming_to_more_rows_than_there_are_is_refused():
+    with pytest.raises(CacheLengthError, match=r"layer 1 holds 3 rows, fewer than the 4 to be kept; refill it"):
+        trim(filled(3), 4, 1)
 
 
 def test_a_copy_and_its_original_do_not_see_each_others_rows():
     original = [filled(3), filled(3)]
-    twin = copy_cache(original)
+    twin = [copied(layer) for layer in original]
     original[0].update_and_fetch(*rows(1, 7))
     twin[0].update_and_fetch(*rows(1, 8))
     twin[1].trim(2)
@@ -223,27 +205,3 @@ def test_a_model_without_make_cache_gets_one_cache_per_layer():
 
     assert [type(layer) for layer in make_cache(Bare())] == [KVCache, KVCache]
     assert len(make_cache(toy("target"))) == 3
-
-
-class Rotating(KVCache):
-    """Trimmable until its window is full."""
-
-    max_size = 8
-
-
-class Recurrent(KVCache):
-    def is_trimmable(self):
-        return False
-
-
-class Batched(KVCache):
-    def __init__(self):
-        super().__init__()
-        self.offset = mx.array([0, 0])
-
-
-@pytest.mark.parametrize("kind", [Rotating, Recurrent, Batched])
-def test_caches_that_cannot_be_rolled_back_at_any_time_are_refused(kind):
-    message = rf"layer 1 has a {kind.__name__}, which cannot be rolled back at any time; use a model whose layers all"
-    with pytest.raises(InvalidSetting, match=message):
-        check_plain([KVCache(), kind()])

@@ -14,6 +14,7 @@ from mlx_decodes import assert_at_boundary, assert_cache_content, greedy, lookup
 from mlx_toys import GREEDY, REGIMES, SAMPLINGS, Scripted, pair, toy  # noqa: E402
 
 from mlx_impl import DraftModel, KeyedRandomness  # noqa: E402
+from mlx_impl.model_cache import ModelCache  # noqa: E402
 from mlx_impl.sampling import distributions  # noqa: E402
 from reference.values import SamplingParams  # noqa: E402
 
@@ -73,12 +74,12 @@ def test_cache_content_equals_that_of_a_fresh_prefill_at_every_boundary(regime):
         assert_cache_content(state, models)
 
 
-def test_a_long_prompt_is_forwarded_in_pieces_with_the_same_result(monkeypatch):
+def test_a_long_prompt_is_forwarded_in_pieces_with_the_same_result():
     prompt = [int(token) for token in np.random.default_rng(0).integers(0, 32, 50)]
     whole = run(*make("greedy"), prompt, 10)
-    monkeypatch.setattr("mlx_impl.forward.PREFILL_STEP", 7)
     decoder, drafter = make("greedy")
-    state = decoder.prefill(prompt, drafter, 10)
+    drafter.cache.prefill_step = 7
+    state = decoder.prefill(prompt, drafter, 10, ModelCache(toy("target"), "target", prefill_step=7))
     assert_at_boundary(state)
     assert_cache_content(state, {"target": toy("target"), "draft": toy("draft")})
     assert tuple(item.token for item in decoder.generate(state)) == whole

@@ -250,38 +250,11 @@ def test_a_negative_limit_is_refused():
         drafter(max_draft=-1)
 
 
-def test_a_cache_that_cannot_be_rolled_back_is_refused():
-    class Recurrent(KVCache):
-        def is_trimmable(self):
-            return False
+def test_caches_of_a_batch_are_refused():
+    class Batched(KVCache):
+        def __init__(self):
+            super().__init__()
+            self.offset = mx.array([0, 0])
 
-    with pytest.raises(InvalidSetting, match=r"layer 0 has a Recurrent, which cannot be rolled back at any time"):
-        drafter(cache=[Recurrent()])
-
-
-def test_a_model_that_does_not_tell_its_vocabulary_size_is_refused():
-    class Mute:
-        args = None
-
-    with pytest.raises(InvalidSetting, match=r"Mute has no args\.vocab_size; give a language model"):
-        drafter(model=Mute())
-
-
-def test_vocabularies_of_different_sizes_are_refused_with_both_sizes():
-    message = r"the target knows 32 tokens, the drafter 3; a proposal would mean another token to the target: give"
-    with pytest.raises(VocabularyMismatch, match=message):
-        drafter(model=toy("tiny-draft")).check_vocabulary(toy("target"))
-    with pytest.raises(VocabularyMismatch, match=message):
-        PromptLookup(3).check_vocabulary(toy("target"))
-    drafter().check_vocabulary(toy("target"))
-    PromptLookup(32).check_vocabulary(toy("target"))
-
-
-def test_tokenizers_of_equal_size_and_other_contents_are_refused():
-    swapped = load(TOYS / "draft")
-    swapped._tokens = {**toy("target").tokens, "t3": 4, "t4": 3}
-    with pytest.raises(
-        VocabularyMismatch, match=r"token 't3' has id 3 for the target and 4 for the drafter; a proposal"
-    ):
-        drafter(model=swapped).check_vocabulary(toy("target"))
-    check_vocabularies(32, 32, toy("target").tokens, None)
+    with pytest.raises(InvalidSetting, match=r"a Batched, which serves a batch of sequences; give caches of one"):
+        drafter(cache=[Batched()])

@@ -158,7 +158,7 @@ def test_the_faults_above_do_come():
         "mlx_impl.readout.read",
         "mlx_impl.decoder.distributions",
         "mlx_impl.drafters.distributions",
-        "mlx_impl.decoder.trim_to",
+        "mlx_impl.model_cache.trim",
         "mlx_impl.decoder.Round",
         "mlx_impl.drafters.DraftModel.commit",
         "mlx_impl.randomness.KeyedRandomness.categorical",

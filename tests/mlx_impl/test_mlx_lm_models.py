@@ -14,8 +14,8 @@ from mlx_lm.utils import load_model  # noqa: E402
 from mlx_toys import GREEDY, SAMPLED, TOYS, Failing, InjectedError, Scripted, toy  # noqa: E402
 
 from mlx_impl import KVCache  # noqa: E402
-from mlx_impl.cache import check_plain, copy_cache, offsets, trim_to  # noqa: E402
-from reference.errors import InvalidSetting  # noqa: E402
+from mlx_impl.cache import offsets  # noqa: E402
+from mlx_impl.model_cache import ModelCache  # noqa: E402
 
 PROMPT = [3, 1, 4]
 OURS = {"target": lambda: toy("target"), "draft": lambda: toy("draft")}
@@ -81,32 +81,15 @@ def test_mlx_lms_model_runs_on_any_of_these_caches_and_they_are_cut_and_copied_a
     args = ModelArgs("llama", 64, 2, 64, 2, 1e-5, 16, head_dim=32, num_key_value_heads=2)
     mx.random.seed(3)  # the weights of mlx-lm's own initialisation
     model = Model(args)
-    tokens, layers = mx.array([[1, 2, 3, 4, 5, 6]]), [kind() for _ in range(2)]
-    check_plain(layers)
-    whole = model(tokens, cache=layers)
-    trim_to(layers, 3)
-    twin = copy_cache(layers)
-    model(mx.array([[9, 9, 9]]), cache=layers)
-    again = model(tokens[:, 3:], cache=twin)
-    assert (offsets(layers), offsets(twin)) == ((6, 6), (6, 6))
-    assert mx.allclose(again, whole[:, 3:], atol=1e-4)
-
-
-def test_caches_of_mlx_lm_that_cannot_be_rolled_back_are_refused_though_one_of_them_says_it_can():
-    rotating = mlx_lm_cache.RotatingKVCache(max_size=8)
-    assert rotating.is_trimmable()
-    for kind in (rotating, mlx_lm_cache.ArraysCache(2), mlx_lm_cache.CacheList(mlx_lm_cache.KVCache())):
-        with pytest.raises(InvalidSetting, match=rf"layer 0 has a {type(kind).__name__}, which cannot be rolled back"):
-            check_plain([kind])
-
-
-def test_a_model_with_a_sliding_window_is_refused_at_the_start():
-    args = ModelArgs(
-        "llama", 16, 2, 16, 2, 1e-5, 32, layer_types=["full_attention", "sliding_attention"], sliding_window=8
-    )
-    decoder, drafter = make("greedy", target=Model(args))
-    with pytest.raises(InvalidSetting, match=r"layer 1 has a RotatingKVCache, which cannot be rolled back at any time"):
-        decoder.prefill(PROMPT, drafter, 4)
+    tokens = [1, 2, 3, 4, 5, 6]
+    cache = ModelCache(model, "target", [kind() for _ in range(2)])
+    whole = cache.forward(mx.array(tokens))
+    cache.commit(tokens[:3])
+    twin = cache.copy()
+    cache.forward(mx.array([9, 9, 9]))
+    again = twin.forward(mx.array(tokens[3:]))
+    assert (offsets(cache), offsets(twin)) == ((6, 6), (6, 6))
+    assert mx.allclose(again, whole[3:], atol=1e-4)
 
 
 def test_cache_content_on_mlx_lms_caches_is_that_of_a_fresh_prefill():

@@ -1,0 +1,342 @@
+"""A model with its cache: forwards that are seen to fill it, and the ways back from what it should not hold.
+
+`checkpoint` before a block, `commit` after it: what was forwarded since and is not committed leaves no trace, in
+whatever kind of cache (`layers`). Plain layers are trimmed. A window gets its rows back from a copy, and the accepted
+ones from the end of the block. A recurrent state goes back to a copy that was made after the last forward whose tokens
+all stay; tokens behind it are forwarded again, through the whole model. mlx-lm's models give the state after a pass
+only, so a verify pass accepted in part costs that; a drafter's single steps leave a copy each, and cost nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import mlx.core as mx
+
+from mlx_impl.cache import make_cache
+from mlx_impl.forward import device_tokens
+from mlx_impl.layers import (
+    Kind,
+    Saved,
+    arrays,
+    changed,
+    copied,
+    empty,
+    kind_of,
+    leaves,
+    newest_rows,
+    restore,
+    saved,
+    trim,
+)
+from reference.errors import CacheLengthError, HiddenCache, InvalidSetting
+
+PREFILL_STEP = 512
+"""Most tokens in one forward of a long prompt; bounds the memory that attention takes."""
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What the layers held at some length: the way back to it.
+
+    Attributes:
+        length: tokens held.
+        layers: the caches in use then; quantising puts others in their places.
+        held: for each leaf a copy, or None for a plain one, which is trimmed.
+    """
+
+    length: int
+    layers: tuple[Any, ...]
+    held: tuple[Saved | None, ...]
+
+
+@dataclass(frozen=True)
+class KVQuantisation:
+    """Quantise key-value rows once so many tokens are committed, as mlx-lm does with `kv_bits`.
+
+    Attributes:
+        bits, group_size: of `mlx.core.quantize`.
+        start: tokens from which on a cache is quantised.
+    """
+
+    bits: int
+    group_size: int = 64
+    start: int = 0
+
+
+class ModelCache(Sequence[Any]):
+    """A model and its cache. As a sequence: the caches of its layers.
+
+    Args:
+        model: called as mlx-lm calls its models.
+        name: names the model in messages.
+        layers: the caller's own caches, which are written to; None for fresh ones. May be fewer than the model has
+            layers, where some share theirs.
+        length: tokens that `layers` hold, where no layer can tell (a model of recurrent layers only); else None.
+        quantisation: when to quantise key-value rows; None for never.
+        prefill_step: most tokens in one forward of a long prompt.
+
+    Raises:
+        InvalidSetting: caches of a batch; recurrent ones that hold something without a `length`; or `quantisation` of
+            caches that cannot be quantised.
+        CacheLengthError: layers hold different numbers of tokens.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        layers: Sequence[Any] | None = None,
+        *,
+        length: int | None = None,
+        quantisation: KVQuantisation | None = None,
+        prefill_step: int = PREFILL_STEP,
+    ) -> None:
+        self.model = model
+        self.name = name
+        self.layers: list[Any] = make_cache(model) if layers is None else _own(layers)
+        if any(getattr(layer, "keep", 0) for layer in self.layers):
+            from mlx_impl.rotating import with_right_masks  # mlx-lm is there: the cache is one of its own
+
+            self.layers[:] = [with_right_masks(layer) for layer in self.layers]
+        self.quantisation = quantisation
+        self.prefill_step = prefill_step
+        self._marks: list[_Mark] = []
+        self._torn = False
+        self._owed = 0
+        self._kinds: list[Kind] = [kind_of(leaf) for leaf in self._leaves]
+        self._count = _count(self._leaves, length)
+        if quantisation is not None:
+            self._check_quantisable()
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.layers)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.layers[index]
+
+    @property
+    def length(self) -> int:
+        """Tokens held: read off the layers, where one can tell.
+
+        Raises:
+            CacheLengthError: the layers disagree.
+        """
+        offsets = tuple(leaf.offset for leaf in self._leaves if hasattr(leaf, "offset"))
+        if len(set(offsets)) > 1:
+            raise CacheLengthError(f"layers hold {offsets} rows; give a cache whose layers hold the same tokens")
+        return offsets[0] if offsets else self._count
+
+    @property
+    def behind(self) -> bool:
+        """Whether the last way back ended at fewer tokens than it should: a forward of the others is due."""
+        return self._owed > 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every layer can be trimmed at any time."""
+        return all(kind == "plain" for kind in self._kinds)
+
+    @property
+    def _leaves(self) -> list[Any]:
+        return list(leaves(self.layers))
+
+    # ------------------------------------------------------------------------------------------------- forward
+
+    def forward(self, tokens: mx.array) -> mx.array:
+        """Append tokens [T]; return their logits, float32 [T, V].
+
+        Raises:
+            HiddenCache: some layer's cache did not grow by T.
+        """
+        logits = self._append(tokens)
+        self._mark()
+        return logits
+
+    def feed(self, tokens: Sequence[int]) -> mx.array:
+        """Append any number of tokens, at least one; return the logits of the last, float32 [1, V].
+
+        Where the caller drops the logits, MLX never computes them.
+
+        Raises:
+            HiddenCache: as `forward`.
+        """
+        size = self.prefill_step
+        chunks = [device_tokens(tokens[start : start + size]) for start in range(0, len(tokens), size)]
+        for chunk in chunks[:-1]:
+            self._append(chunk)
+            mx.async_eval([layer.state for layer in self.layers])  # type: ignore[no-untyped-call]
+        return self.forward(chunks[-1])[-1:]
+
+    def _append(self, tokens: mx.array) -> mx.array:
+        count = tokens.shape[0]
+        before = [(getattr(leaf, "offset", None), arrays(leaf)) for leaf in self._leaves]
+        self._torn = True
+        logits: mx.array = self.model(tokens[None], cache=self.layers)[0]
+        grown = [
+            changed(leaf, states) if offset is None else leaf.offset - offset == count
+            for leaf, (offset, states) in zip(self._leaves, before, strict=True)
+        ]
+        if not grown or not all(grown):
+            offsets = tuple(offset for offset, _ in before)
+            after = tuple(getattr(leaf, "offset", None) for leaf in self._leaves)
+            raise HiddenCache(
+                f"a forward of {count} tokens took the {self.name}'s cache offsets from {offsets} to {after}; it keeps "
+                "its rows where they cannot be rolled back: use a model that fills the cache it is given"
+            )
+        self._torn, self._owed = False, 0
+        self._count += count
+        return logits.astype(mx.float32)
+
+    # ------------------------------------------------------------------------------------------------ ways back
+
+    def checkpoint(self) -> None:
+        """What is held now is committed: forget all earlier ways back."""
+        self._count = self.length
+        self._marks.clear()
+        self._mark()
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Hold exactly these tokens from now on, a prefix of what is held; whatever came behind them is forgotten.
+
+        Raises:
+            CacheLengthError: fewer are held, the layers disagree, or one does not let itself be trimmed.
+        """
+        held, length = self.length, len(tokens)
+        if held < length:
+            raise CacheLengthError(
+                f"the {self.name}'s cache holds {held} tokens, fewer than the {length} to be kept; refill it"
+            )
+        if held > length:
+            self._cut(length)
+            if self._owed:
+                self.feed(tokens[length - self._owed :])
+            else:
+                self._mark()
+        self._quantise()
+
+    def rollback(self, length: int) -> None:
+        """Hold at most `length` tokens, and forward nothing: the model may be what failed.
+
+        Layers may differ before, as after a forward that failed half-way. Where a layer has no way back to `length`
+        without a forward, all layers go back to fewer tokens.
+
+        Raises:
+            CacheLengthError: a layer does not let itself be trimmed.
+        """
+        offsets = [leaf.offset for leaf in self._leaves if hasattr(leaf, "offset")]
+        if self._torn or max(offsets, default=self._count) > length:
+            self._cut(min(length, *offsets) if self.is_plain else length)
+
+    def _cut(self, length: int) -> None:
+        """Go back to `length` tokens, or where that takes a forward to fewer: then some are owed."""
+        self._torn = True
+        index = max((i for i, mark in enumerate(self._marks) if mark.length <= length), default=None)
+        mark = None if index is None else self._marks[index]
+        following = self._marks[index + 1 :][:1] if index is not None else []
+        del self._marks[0 if index is None else index + 1 :]
+        if mark is not None:
+            self.layers[:] = mark.layers
+        reached = length
+        if not self.is_plain:
+            start = 0 if mark is None else mark.length
+            rows = None if mark is None else self._rows_behind(mark, following, length)
+            reached = start if rows is None else length
+            self._put_back(mark, rows or {}, length - start)
+        for place, (leaf, kind) in enumerate(zip(self._leaves, self._kinds, strict=True)):
+            if kind == "plain":
+                trim(leaf, reached, place)
+        self._count, self._owed, self._torn = reached, length - reached, False
+
+    def _rows_behind(self, mark: _Mark, following: Sequence[_Mark], length: int) -> _Rows | None:
+        """For each window the rows from a mark to `length`; None where one is not there any more, or a state is."""
+        if mark.length == length:
+            return {}
+        found: _Rows = {}
+        for place, kind in enumerate(self._kinds):
+            if kind == "plain":
+                continue
+            held = following[0].held[place] if following and kind == "window" else None
+            rows = None if held is None else newest_rows(held, following[0].length - mark.length)
+            if rows is None:
+                return None
+            found[place] = rows
+        return found
+
+    def _put_back(self, mark: _Mark | None, rows: _Rows, count: int) -> None:
+        """Bring all but the plain layers to a mark (None: empty), and append the first `count` of some rows."""
+        for place, (leaf, kind) in enumerate(zip(self._leaves, self._kinds, strict=True)):
+            if kind == "plain":
+                continue
+            held = None if mark is None else mark.held[place]
+            empty(leaf) if held is None else restore(leaf, held)
+            if place in rows:
+                keys, values = rows[place]
+                leaf.update_and_fetch(keys[..., :count, :], values[..., :count, :])
+
+    def _mark(self) -> None:
+        held = [None if kind == "plain" else saved(leaf) for leaf, kind in zip(self._leaves, self._kinds, strict=True)]
+        self._marks.append(_Mark(self._count, tuple(self.layers), tuple(held)))
+
+    def copy(self) -> Self:
+        """An independent copy, with the same ways back; the model is shared."""
+        known = {id(layer): layer for mark in self._marks for layer in mark.layers}
+        twins = {key: copied(layer) for key, layer in (known | {id(layer): layer for layer in self.layers}).items()}
+        twin = copy.copy(self)
+        twin.layers = [twins[id(layer)] for layer in self.layers]
+        twin._marks = [replace(mark, layers=tuple(twins[id(layer)] for layer in mark.layers)) for mark in self._marks]
+        return twin
+
+    # ------------------------------------------------------------------------------------------------ quantising
+
+    @property
+    def tokens_before_quantising(self) -> int | None:
+        """How many more tokens are forwarded before rows are quantised; None where that is over, or never."""
+        if self.quantisation is None or not any(hasattr(layer, "to_quantized") for layer in self.layers):
+            return None
+        return max(self.quantisation.start - self.length, 0)
+
+    def _quantise(self) -> None:
+        """Quantise rows that are due. At a boundary only: plain decoding does so between two tokens of its output."""
+        if self.tokens_before_quantising != 0 or self.quantisation is None or self.length == 0:
+            return
+        settings = self.quantisation
+        self.layers[:] = [
+            layer.to_quantized(group_size=settings.group_size, bits=settings.bits)
+            if hasattr(layer, "to_quantized")
+            else layer
+            for layer in self.layers
+        ]
+        self._mark()
+
+    def _check_quantisable(self) -> None:
+        for layer, kind in zip(self.layers, self._kinds, strict=False):
+            if kind != "plain" or not (hasattr(layer, "to_quantized") or hasattr(layer, "bits")):
+                raise InvalidSetting(
+                    f"a {type(layer).__name__} cannot be quantised; give the {self.name}'s cache no quantisation"
+                )
+
+
+_Rows = dict[int, tuple[mx.array, mx.array]]
+"""Keys and values of window layers, by their place among the leaves: [B, n_kv_heads, n, head_dim] each."""
+
+
+def _own(layers: Sequence[Any]) -> list[Any]:
+    """The caller's list itself where it is one: caches that are replaced must be replaced for the caller, too."""
+    return layers if isinstance(layers, list) else list(layers)
+
+
+def _count(layers: Sequence[Any], length: int | None) -> int:
+    """Tokens held by layers that cannot tell."""
+    hidden = [layer for layer in layers if not hasattr(layer, "offset")]
+    if length is None and len(hidden) == len(layers) and not all(layer.empty() for layer in hidden):
+        raise InvalidSetting(
+            "the caches are of recurrent layers, which do not tell how many tokens they hold; give length"
+        )
+    return length or 0
