@@ -258,3 +258,31 @@ def test_caches_of_a_batch_are_refused():
 
     with pytest.raises(InvalidSetting, match=r"a Batched, which serves a batch of sequences; give caches of one"):
         drafter(cache=[Batched()])
+
+
+def test_a_model_that_does_not_tell_its_vocabulary_size_is_refused():
+    class Mute:
+        args = None
+
+    with pytest.raises(InvalidSetting, match=r"Mute has no args\.vocab_size; give a language model"):
+        drafter(model=Mute())
+
+
+def test_vocabularies_of_different_sizes_are_refused_with_both_sizes():
+    message = r"the target knows 32 tokens, the drafter 3; a proposal would mean another token to the target: give"
+    with pytest.raises(VocabularyMismatch, match=message):
+        drafter(model=toy("tiny-draft")).check_vocabulary(toy("target"))
+    with pytest.raises(VocabularyMismatch, match=message):
+        PromptLookup(3).check_vocabulary(toy("target"))
+    drafter().check_vocabulary(toy("target"))
+    PromptLookup(32).check_vocabulary(toy("target"))
+
+
+def test_tokenizers_of_equal_size_and_other_contents_are_refused():
+    swapped = load(TOYS / "draft")
+    swapped._tokens = {**toy("target").tokens, "t3": 4, "t4": 3}
+    with pytest.raises(
+        VocabularyMismatch, match=r"token 't3' has id 3 for the target and 4 for the drafter; a proposal"
+    ):
+        drafter(model=swapped).check_vocabulary(toy("target"))
+    check_vocabularies(32, 32, toy("target").tokens, None)
