@@ -23,7 +23,7 @@ from mlx_impl.acceptance import RULES
 from mlx_impl.drafters import NAME as DRAFT_NAME
 from mlx_impl.drafters import DeviceBlock, Drafter
 from mlx_impl.forward import check_tokens, device_tokens, plain_count, plain_tokens, vocab_size
-from mlx_impl.model_cache import ModelCache
+from mlx_impl.model_cache import ModelCache, cache_of
 from mlx_impl.randomness import Randomness
 from mlx_impl.readout import RoundReadout, read, read_verdict
 from mlx_impl.sampling import LogitsProcessor, check_rows, distributions, needs_context, row_faults
@@ -182,7 +182,7 @@ class Decoder:
             After any exception both caches are as long as they were.
         """
         prompt, max_tokens = plain_tokens(prompt), plain_count(max_tokens, "max_tokens")
-        cache = target_cache if isinstance(target_cache, ModelCache) else ModelCache(self.target, NAME, target_cache)
+        cache = cache_of(self.target, NAME, target_cache)
         self._check_turn(prompt, drafter, cache)
         kept, draft_kept = cache.length, _rows(drafter)
         cache.checkpoint()

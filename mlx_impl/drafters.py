@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 import mlx.core as mx
 
 from mlx_impl.forward import check_tokens, device_tokens, vocab_size
-from mlx_impl.model_cache import ModelCache
+from mlx_impl.model_cache import ModelCache, cache_of
 from mlx_impl.randomness import Randomness
 from mlx_impl.sampling import LogitsProcessor, distributions, needs_context, row_faults
 from reference.errors import InvalidSetting, VocabularyMismatch
@@ -159,7 +159,7 @@ class DraftModel:
         self.max_draft = max_draft
         self.processors = tuple(processors)
         self.vocab_size = vocab_size(model)
-        self.cache = cache if isinstance(cache, ModelCache) else ModelCache(model, NAME, cache)
+        self.cache = cache_of(model, NAME, cache)
 
     def check_vocabulary(self, target: Any) -> None:
         """Refuse a target that numbers its tokens otherwise: by size, and by content where both models know it.

@@ -129,7 +129,9 @@ def empty(layer: Any) -> None:
         blank: Saved = {"keys": None, "values": None, "offset": 0, "_idx": 0, "start_position": 0}
         vars(layer).update({name: value for name, value in blank.items() if name in vars(layer)})
     elif hasattr(layer, "cache"):
-        layer.cache = [None] * len(layer.cache)
+        fresh = vars(type(layer)(len(layer.cache)))
+        vars(layer).clear()
+        vars(layer).update(fresh)
     else:
         raise InvalidSetting(
             f"a {type(layer).__name__} cannot be brought back to an earlier history; begin with fresh caches"

@@ -327,6 +327,21 @@ _Rows = dict[int, tuple[mx.array, mx.array]]
 """Keys and values of window layers, by their place among the leaves: [B, n_kv_heads, n, head_dim] each."""
 
 
+def cache_of(model: Any, name: str, cache: ModelCache | Sequence[Any] | None) -> ModelCache:
+    """A model's cache as the caller gives it: whole, as a list of its layers' caches, or not at all.
+
+    Raises:
+        InvalidSetting: it is the cache of another model. Otherwise as `ModelCache`.
+    """
+    if not isinstance(cache, ModelCache):
+        return ModelCache(model, name, cache)
+    if cache.model is not model:
+        raise InvalidSetting(
+            f"the cache belongs to another model than this {name}; make it with ModelCache(model, ...) of this one"
+        )
+    return cache
+
+
 def _own(layers: Sequence[Any]) -> list[Any]:
     """The caller's list itself where it is one: caches that are replaced must be replaced for the caller, too."""
     return layers if isinstance(layers, list) else list(layers)

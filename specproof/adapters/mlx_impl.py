@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_impl.acceptance import RULES, AcceptanceRule, Decide, Decision
-from mlx_impl.cache import Cache, KVCache, make_cache
+from mlx_impl.cache import KVCache, make_cache
 from mlx_impl.decoder import Decoder, DecoderState
 from mlx_impl.drafters import Drafter, DraftModel
 from mlx_impl.prompt_lookup import PromptLookup
@@ -197,7 +197,8 @@ class MlxImplEngine:
         if not isinstance(session, MlxImplSession):
             raise InvalidSetting(f"session is a {type(session).__name__}; give one that this engine started")
         history = (*case.prompt, *emitted, *tokens)
-        return self._session(case, history, session.target_cache, session.drafter.cache)
+        draft_cache = session.drafter.cache
+        return self._session(case, history, session.target_cache, None if draft_cache is None else draft_cache.layers)
 
     def start_exact(self, case: Case, choices: Choices) -> MlxImplExactSession:
         """A decode whose every choice is made by `choices`, prefill's draw included."""
@@ -208,7 +209,7 @@ class MlxImplEngine:
         return MlxImplExactSession(decoder, decoder.prefill(case.prompt, drafter, case.max_tokens))
 
     def _session(
-        self, case: Case, history: Sequence[int], target_cache: Cache | None, draft_cache: Cache | None
+        self, case: Case, history: Sequence[int], target_cache: Sequence[Any] | None, draft_cache: Sequence[Any] | None
     ) -> MlxImplSession:
         randomness = KeyedRandomness(case.seed)
 
@@ -237,7 +238,7 @@ class MlxImplEngine:
             processors=processors,
         )
 
-    def _drafter(self, case: Case, randomness: Randomness, cache: Cache | None, models: LoadModel) -> Drafter:
+    def _drafter(self, case: Case, randomness: Randomness, cache: Sequence[Any] | None, models: LoadModel) -> Drafter:
         if case.draft is None:
             return PromptLookup(_load(case.target.folder).args.vocab_size)
         model = ObservedModel(models(case.draft.folder), "draft", case.draft)
@@ -247,7 +248,7 @@ class MlxImplEngine:
 ENGINE = MlxImplEngine()
 
 
-def _observe(target_cache: Cache, drafter: Drafter) -> Observation:
+def _observe(target_cache: Sequence[Any], drafter: Drafter) -> Observation:
     draft_cache = None if drafter.cache is None else cast(PromptCache, drafter.cache)
     return observation(cast(PromptCache, target_cache), draft_cache)
 
