@@ -20,9 +20,8 @@ from itertools import cycle, pairwise, product
 
 import numpy as np
 
-from reference.parts.grammar import GrammarTransformer
 from reference.values import Round, SamplingParams
-from specproof.architectures import architecture
+from specproof.architectures import is_grammar
 from specproof.engine import Capabilities, Case, Engine, Floats, UniformEngine
 from specproof.evidence import Evidence, confirm, gather_all
 from specproof.law_cases import Setting, Tokens, law_case, raised, random_prompt, sampling_rules, vocabulary
@@ -210,7 +209,7 @@ def _end_point_violation(case: Case, pattern: Sequence[float], problem: str) -> 
 
 def _joint_cases(capabilities: Capabilities, pair: Pair, rules: Sequence[str], prompt: Tokens) -> Iterator[Case]:
     shows = capabilities.rounds and capabilities.transforms and "draft_model" in capabilities.drafters
-    if issubclass(architecture(capabilities.architecture), GrammarTransformer):
+    if is_grammar(capabilities.architecture):
         return  # a mask that follows from the context leaves no pair of constant distributions
     for rule in rules if shows and not capabilities.lossy else ():
         if rule in JOINT_RULES:

@@ -16,9 +16,9 @@ import numpy as np
 
 from reference.parts.grammar import GrammarTransformer
 from reference.sampling import distribution
-from reference.transformer import Transformer, WholePass
+from reference.transformer import WholePass
 from reference.values import SamplingParams
-from specproof.architectures import architecture, load_model
+from specproof.architectures import WholeModel, whole_model
 from specproof.engine import CacheRows, Floats, ModelSpec
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -35,7 +35,7 @@ TRIES = 32
 class _Passes:
     """One model's passes over whole sequences, before any transform, each kept for all prefixes of its sequence."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: WholeModel) -> None:
         self.model = model
         self._by_prefix: dict[tuple[int, ...], WholePass] = {}
 
@@ -54,7 +54,7 @@ class _Passes:
 @lru_cache(maxsize=32)
 def _passes(folder: Path, name: str) -> _Passes:
     """The passes of a folder's model; the folder must not change while the process runs."""
-    return _Passes(load_model(folder, architecture(name)))
+    return _Passes(whole_model(folder, name))
 
 
 class Oracle:

@@ -15,7 +15,15 @@ ENGINES: Mapping[str, str] = {
 }
 """The engines that come with the package: name -> where it is. A new engine is one line here."""
 
-_EXTRAS = {"mlx_impl": "mlx", "mlx_lm": "mlx-lm"}
+FAMILIES: Mapping[str, str] = {
+    f"mlx_impl-{family}": f"specproof.adapters.mlx_families:{family.upper()}"
+    for family in (
+        "llama", "llama_rotating", "gemma3_text", "gemma4_text", "mamba2", "lfm2", "qwen3_next", "falcon_h1",
+    )
+}  # fmt: skip
+"""The MLX decoder on models of mlx-lm with all kinds of caches: engines that are audited where they are asked for."""
+
+_EXTRAS = {"mlx_impl": "mlx", "mlx_lm": "mlx-lm"} | dict.fromkeys(FAMILIES, "mlx-lm")
 
 
 def load_engine(name: str) -> Engine:
@@ -25,9 +33,11 @@ def load_engine(name: str) -> Engine:
         UnknownEngine: no such name, module or attribute, or what is there is not an engine.
         MissingExtra: the engine is known but a package it needs is not installed.
     """
-    module_name, colon, attribute = ENGINES.get(name, name).partition(":")
+    module_name, colon, attribute = {**ENGINES, **FAMILIES}.get(name, name).partition(":")
     if not colon:
-        raise UnknownEngine(f"no engine is named {name!r}; give one of {', '.join(ENGINES)}, or module:attribute")
+        raise UnknownEngine(
+            f"no engine is named {name!r}; give one of {', '.join((*ENGINES, *FAMILIES))}, or module:attribute"
+        )
     if not module_name or not attribute:
         raise UnknownEngine(f"engine {name!r} lacks a module or an attribute; give module:attribute")
     try:

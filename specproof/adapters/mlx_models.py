@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 import numpy as np
 
+from mlx_impl.layers import leaves
 from specproof.engine import CacheRows, Fault, Floats, LogitTransform, ModelSpec, Observation
 from specproof.errors import InjectedFault
 
@@ -77,7 +78,7 @@ class ObservedModel:
         call, self._calls = self._calls, self._calls + 1
         self._before_forward()
         self._raise_fault(call, "before")
-        first = cache[0].offset
+        first = _held(cache)
         logits: mx.array = self.inner(inputs, cache=cache)
         self._raise_fault(call, "after")
         if self._transform is None:
@@ -87,6 +88,13 @@ class ObservedModel:
     def _raise_fault(self, call: int, when: str) -> None:
         if self._fault is not None and (self._fault.call, self._fault.when) == (call, when):
             raise InjectedFault(f"injected fault: {self.name} forward {call}, {when} it ran")
+
+
+def _held(cache: PromptCache) -> int:
+    """Tokens that a cache holds: by its first part, a cache of rows (`offset`) or of states that counts (`tokens`)."""
+    first: Any = next(leaves(cache))
+    held: int = first.offset if hasattr(first, "offset") else first.tokens
+    return held
 
 
 def _transformed(logits: mx.array, transform: LogitTransform, first: int) -> mx.array:

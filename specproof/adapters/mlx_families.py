@@ -1,0 +1,369 @@
+"""The MLX decoder on every family of caches that mlx-lm's models have: tiny random models, each as an engine.
+
+A family is an architecture of mlx-lm with weights drawn at random. They are drawn anew for every folder of a pair, from
+its name; of the folder itself only the size of the vocabulary counts. The truth about such a model is the model itself:
+logits of a pass without a cache, and rows and states that a fresh cache holds after one token at a time.
+"""
+
+# mypy: allow-untyped-calls
+# (mlx-lm carries no annotations)
+
+from __future__ import annotations
+
+import importlib
+import json
+import zlib
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_map_with_path
+from mlx_lm.models.cache import ArraysCache, CacheList
+
+from mlx_impl.cache import make_cache
+from mlx_impl.decoder import Decoder
+from mlx_impl.drafters import Drafter
+from mlx_impl.layers import kind_of, leaves
+from mlx_impl.model_cache import ModelCache
+from mlx_impl.randomness import KeyedRandomness, Randomness
+from reference.transformer import WholePass
+from specproof.adapters.decoder_sessions import OnRound, Processors, observed
+from specproof.adapters.mlx_impl import LoadModel, MlxImplEngine, MlxImplSession
+from specproof.adapters.mlx_models import ObservedModel
+from specproof.engine import CacheRows, Capabilities, Case, Floats, Observation
+
+PREFIX = "mlx-"
+"""Of the names of these architectures."""
+
+SHARED: Mapping[str, Any] = MappingProxyType(
+    {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 512,
+        "rope_theta": 10000.0,
+        "sliding_window": 8,
+        "sliding_window_pattern": 3,
+    }
+)
+"""What most of mlx-lm's configurations ask for; each takes what it knows."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture of mlx-lm, and what it shows of its kind of cache.
+
+    Attributes:
+        module: in `mlx_lm.models`.
+        caches: what its layers have, for reports.
+        settings: of its configuration, beyond `SHARED`.
+        max_kv_size: rows that a layer keeps where the model does not say itself; None: all.
+    """
+
+    module: str
+    caches: str
+    settings: Mapping[str, Any]
+    max_kv_size: int | None = None
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "llama": Family("llama", "full attention", {"num_hidden_layers": 2}),
+        "llama_rotating": Family("llama", "max_kv_size: rotating, first rows kept", {"num_hidden_layers": 2}, 12),
+        "gemma3_text": Family(
+            "gemma3_text",
+            "sliding windows and full attention",
+            {"num_hidden_layers": 3, "num_key_value_heads": 1, "query_pre_attn_scalar": 8},
+        ),
+        "gemma4_text": Family(
+            "gemma4_text",
+            "windows; layers that share keys and values of others",
+            {
+                "num_hidden_layers": 6,
+                "num_key_value_heads": 1,
+                "num_kv_shared_layers": 2,
+                "global_head_dim": 16,
+                "hidden_size_per_layer_input": 8,
+            },
+        ),
+        "mamba2": Family(
+            "mamba2",
+            "recurrent and convolutional states only",
+            {
+                "num_hidden_layers": 2,
+                "num_heads": 4,
+                "hidden_size": 16,
+                "intermediate_size": 32,
+                "state_size": 8,
+                "ssm_state_size": 8,
+                "layer_norm_epsilon": 1e-5,
+                "conv_kernel": 4,
+                "n_groups": 1,
+                "use_bias": False,
+                "use_conv_bias": True,
+                "tie_word_embeddings": True,
+                "time_step_limit": (0.0, float("inf")),
+                "time_step_rank": "auto",
+            },
+        ),
+        "lfm2": Family(
+            "lfm2",
+            "short convolutions and full attention",
+            {
+                "num_hidden_layers": 3,
+                "norm_eps": 1e-5,
+                "conv_bias": False,
+                "conv_L_cache": 3,
+                "block_dim": 32,
+                "block_ff_dim": 48,
+                "block_multiple_of": 8,
+                "block_ffn_dim_multiplier": 1.0,
+                "block_auto_adjust_ff_dim": False,
+                "full_attn_idxs": [1],
+                "layer_types": None,
+            },
+        ),
+        "qwen3_next": Family(
+            "qwen3_next",
+            "gated-delta states and full attention, mixture of experts",
+            {
+                "num_hidden_layers": 4,
+                "linear_num_value_heads": 4,
+                "linear_num_key_heads": 2,
+                "linear_key_head_dim": 8,
+                "linear_value_head_dim": 8,
+                "linear_conv_kernel_dim": 4,
+                "num_experts": 2,
+                "num_experts_per_tok": 1,
+                "decoder_sparse_step": 1,
+                "shared_expert_intermediate_size": 16,
+                "mlp_only_layers": [],
+                "moe_intermediate_size": 16,
+                "partial_rotary_factor": 0.5,
+                "full_attention_interval": 2,
+            },
+        ),
+        "falcon_h1": Family(
+            "falcon_h1",
+            "composite: a state and full attention in each layer",
+            {
+                "num_hidden_layers": 2,
+                "mamba_d_ssm": 32,
+                "mamba_n_heads": 4,
+                "mamba_d_head": 8,
+                "mamba_d_state": 8,
+                "mamba_n_groups": 1,
+                "mamba_d_conv": 4,
+            },
+        ),
+    }
+)
+"""By name. A new family is an entry here: tests, `specproof audit mlx_impl-NAME` and the table follow."""
+
+
+class CountedArraysCache(ArraysCache):
+    """mlx-lm's cache of states, which also notes how many tokens its layer says that it took in."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.tokens = 0
+
+    def advance(self, N: int) -> None:  # noqa: N803
+        """N more tokens are in the states."""
+        super().advance(N)
+        self.tokens += N
+
+
+def build(name: str, vocab_size: int, seed: int) -> Any:
+    """A tiny model of a family, its matrices drawn so that logits are spread and depend on far tokens."""
+    family = FAMILIES[name]
+    module = importlib.import_module(f"mlx_lm.models.{family.module}")
+    sizes = {"vocab_size": vocab_size, "vocab_size_per_layer_input": vocab_size}
+    args = module.ModelArgs.from_dict({**SHARED, **family.settings, **sizes, "model_type": family.module})
+    model = module.Model(args)
+    keys = iter(mx.random.split(mx.random.key(seed), 1000))
+
+    def drawn(path: str, weight: mx.array) -> mx.array:
+        if "conv" in path or weight.ndim < 2:
+            return weight if weight.ndim < 2 else mx.random.normal(weight.shape, key=next(keys), scale=0.5)
+        scale = 2.0 / float(weight.shape[-1]) ** 0.5
+        return mx.random.normal(weight.shape, key=next(keys), scale=scale)
+
+    model.update(tree_map_with_path(drawn, model.parameters()))
+    model.eval()
+    mx.eval(model.parameters())
+    return model
+
+
+@lru_cache(maxsize=64)
+def load_family(folder: Path, name: str) -> Any:
+    """The model that stands for a folder."""
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    return build(name, vocab_size, zlib.crc32(folder.name.encode()))
+
+
+def fresh_layers(model: Any, name: str) -> list[Any]:
+    """Empty caches for a model of a family, as a user would have them, but that states count their tokens."""
+    return [_counted(layer) for layer in make_cache(model, FAMILIES[name].max_kv_size)]
+
+
+def _counted(layer: Any) -> Any:
+    if isinstance(layer, CacheList):
+        return CacheList(*map(_counted, layer.caches))
+    return CountedArraysCache(len(layer.cache)) if isinstance(layer, ArraysCache) else layer
+
+
+# ------------------------------------------------------------------------------------------------ what caches hold
+
+
+def shown(layers: Sequence[Any]) -> tuple[tuple[int, ...], tuple[CacheRows, ...]]:
+    """How many tokens each leaf of a cache holds, and its rows or states.
+
+    A window that holds fewer rows than it should is shown as that many tokens: it cannot vouch for more.
+    """
+    held = [_shown(leaf) for leaf in leaves(layers)]
+    return tuple(offset for offset, _ in held), tuple(rows for _, rows in held)
+
+
+def _shown(leaf: Any) -> tuple[int, CacheRows]:
+    if leaf.empty():
+        return 0, CacheRows(np.zeros((0, 0, 0)), np.zeros((0, 0, 0)))
+    if kind_of(leaf) == "state":
+        keys, values = _states(leaf)
+        return leaf.tokens, CacheRows(keys, values, leaf.tokens - 1)
+    if kind_of(leaf) == "plain":
+        return leaf.offset, CacheRows(_host(leaf.keys[0, :, : leaf.offset]), _host(leaf.values[0, :, : leaf.offset]))
+    keys, values = (_host(leaf._temporal_order(part)[0]) for part in (leaf.keys, leaf.values))
+    live = keys.shape[1] - leaf.keep if leaf.offset > keys.shape[1] else keys.shape[1]
+    enough = keys.shape[1] >= min(leaf.offset, leaf.max_size)
+    return (
+        leaf.offset if enough else keys.shape[1],
+        CacheRows(keys[:, keys.shape[1] - live :], values[:, keys.shape[1] - live :], leaf.offset - live),
+    )
+
+
+def _states(leaf: Any) -> tuple[Floats, Floats]:
+    """The states of a leaf as one row, [1, 1, size]; and by itself the first, which is that of its convolution."""
+    flat = [_host(state).ravel() for state in leaf.cache]
+    return np.concatenate(flat)[None, None], flat[0][None, None]
+
+
+def _host(array: mx.array) -> Floats:
+    return np.array(array.astype(mx.float32)).astype(np.float64)
+
+
+class WholeModel:
+    """A model of a family as the oracle sees it: whole passes, whose decoding code is the model's own.
+
+    Attributes:
+        vocab_size: V.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.model = load_family(folder, name)
+        self.family = name
+        self.vocab_size: int = self.model.args.vocab_size
+
+    def forward_without_cache(self, tokens: Sequence[int]) -> WholePass:
+        """Logits [T, V], and for each leaf what a fresh cache holds after every prefix: rows, or states as rows."""
+        cache = fresh_layers(self.model, self.family)
+        logits: list[mx.array] = []
+        newest: list[list[tuple[Floats, Floats]]] = [[] for _ in leaves(cache)]
+        for token in tokens:
+            logits.append(self.model(mx.array([[token]]), cache=cache)[0])
+            for place, rows in enumerate(shown(cache)[1]):
+                newest[place].append((rows.keys[:, -1:], rows.values[:, -1:]))
+        if FAMILIES[self.family].max_kv_size is None:  # else the model itself would attend to all rows
+            logits = [self.model(mx.array([list(tokens)]))[0]]
+        joined = tuple(
+            (np.concatenate([keys for keys, _ in rows], axis=1), np.concatenate([values for _, values in rows], axis=1))
+            for rows in newest
+        )
+        return WholePass(_host(mx.concatenate(logits)), joined)
+
+
+# ------------------------------------------------------------------------------------------------------ the engine
+
+
+class FamilySession(MlxImplSession):
+    """One turn on a model of a family."""
+
+    def observe(self) -> Observation:
+        """The caches as they are now."""
+        offsets, rows = shown(self.target_cache)
+        if self.drafter.cache is None:
+            return Observation(target_offsets=offsets, target_rows=rows)
+        draft_offsets, draft_rows = shown(self.drafter.cache)
+        return Observation(offsets, draft_offsets, rows, draft_rows)
+
+    def _run(self, history: Sequence[int], max_tokens: int) -> Generator[int, None, None]:
+        self.target_cache = _model_cache(self._decoder.target, "target", self.target_cache)
+        yield from super()._run(history, max_tokens)
+
+
+def _model_cache(model: Any, name: str, layers: Sequence[Any]) -> ModelCache:
+    """The cache of a model; where only states could tell how many tokens it holds, their own count is given."""
+    held = [leaf.tokens for leaf in leaves(layers) if isinstance(leaf, CountedArraysCache)]
+    return ModelCache(model, name, list(layers), length=held[0] if held else None)
+
+
+@dataclass(frozen=True)
+class FamilyEngine(MlxImplEngine):
+    """The MLX decoder on models of one family, target and drafter.
+
+    Attributes:
+        family: its name in `FAMILIES`.
+    """
+
+    family: str = "llama"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """As of the decoder on plain caches; states cannot be compared as fast as an enumeration needs it."""
+        return replace(
+            super().capabilities,
+            architecture=PREFIX + self.family,
+            injectable_choices=False,
+            refusals=frozenset(),
+        )
+
+    def _session(
+        self, case: Case, history: Sequence[int], target_cache: Sequence[Any] | None, draft_cache: Sequence[Any] | None
+    ) -> MlxImplSession:
+        randomness = KeyedRandomness(case.seed)
+
+        def make_decoder(on_round: OnRound, processors: Processors) -> Decoder:
+            return self._decoder(case, randomness, observed(self.decoder_class, on_round), processors, self._load)
+
+        cache = self._fresh(case.target.folder) if target_cache is None else list(target_cache)
+        drafter = self._drafter(case, randomness, draft_cache, self._load)
+        return FamilySession(make_decoder, drafter, cache, history, case.max_tokens, case.sampling.has_penalties)
+
+    def _drafter(self, case: Case, randomness: Randomness, cache: Sequence[Any] | None, models: LoadModel) -> Drafter:
+        if case.draft is None:
+            return super()._drafter(case, randomness, cache, models)
+        model = ObservedModel(models(case.draft.folder), "draft", case.draft)
+        held = _model_cache(model, "draft model", self._fresh(case.draft.folder) if cache is None else cache)
+        return self.drafter_class(model, case.sampling, randomness, min_prob=case.min_prob, cache=held)
+
+    def _load(self, folder: Path) -> Any:
+        return load_family(folder, self.family)
+
+    def _fresh(self, folder: Path) -> list[Any]:
+        return fresh_layers(self._load(folder), self.family)
+
+
+def engine_of(name: str) -> FamilyEngine:
+    """The engine of a family by its name."""
+    return FamilyEngine(name=f"mlx_impl-{name}", family=name)
+
+
+(LLAMA, LLAMA_ROTATING, GEMMA3_TEXT, GEMMA4_TEXT, MAMBA2, LFM2, QWEN3_NEXT, FALCON_H1) = map(engine_of, FAMILIES)
