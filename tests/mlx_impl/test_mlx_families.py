@@ -1,0 +1,252 @@
+"""Every family of mlx-lm's caches: windows, states, shared and composite layers, as target and as drafter."""
+
+import pytest
+
+mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install 'specproof[mlx]'")
+pytest.importorskip("mlx_lm", reason="mlx-lm is not installed; pip install 'specproof[mlx-lm]'")
+
+from functools import cache  # noqa: E402
+
+import numpy as np  # noqa: E402
+from mlx_lm.models import cache as mlx_lm_cache  # noqa: E402
+from mlx_toys import GREEDY  # noqa: E402
+
+from mlx_impl import Decoder, DraftModel, KeyedRandomness  # noqa: E402
+from mlx_impl.model_cache import ModelCache  # noqa: E402
+from mlx_impl.prompt_cache import load_caches, save_caches  # noqa: E402
+from mlx_impl.rotating import RotatingKVCache, with_right_masks  # noqa: E402
+from reference.errors import CacheLengthError, CheckpointError, InvalidSetting  # noqa: E402
+from specproof.adapters.mlx_families import FAMILIES, build, engine_of, fresh_layers  # noqa: E402
+from specproof.invariants import RUN_INVARIANTS  # noqa: E402
+from specproof.pairs import toy  # noqa: E402
+from specproof.regimes import REGIMES  # noqa: E402
+from specproof.registry import FAMILIES as REGISTERED  # noqa: E402
+from specproof.runner import run_case  # noqa: E402
+
+STATES = ("mamba2", "lfm2", "qwen3_next", "falcon_h1")
+WINDOWS = ("gemma3_text", "gemma4_text", "llama_rotating")
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def model(name, seed=5):
+    return _built(name, seed)
+
+
+@cache
+def _built(name, seed):
+    return build(name, 32, seed)
+
+
+def decoder_of(target, k, **settings):
+    return Decoder(
+        target, rule="greedy", sampling=GREEDY, randomness=KeyedRandomness(0), num_draft_tokens=k, **settings
+    )
+
+
+def drafter_of(draft, name=None):
+    layers = None if name is None else fresh_layers(draft, name)
+    return DraftModel(draft, GREEDY, KeyedRandomness(1), cache=layers)
+
+
+# ------------------------------------------------------------------------------------------------------- the audit
+
+
+def some_cases(engine, regime, count=2):
+    """A few cases of a regime, the same every time."""
+    pair = toy().built_as(engine.capabilities.architecture)
+    cases = list(REGIMES[regime].cases(pair, engine.capabilities, 0, quick=True))
+    return [cases[i] for i in np.random.default_rng(len(regime)).permutation(len(cases))[:count]]
+
+
+def violations(engine, cases):
+    found = set()
+    for case in cases:
+        run = run_case(engine, case)
+        for name, invariant in RUN_INVARIANTS.items():
+            if invariant.observable(engine.capabilities) and invariant.applies(run) and invariant.check(run):
+                found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("regime", ["mixed", "stop", "close", "abort", "plain"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_all_invariants_hold_on_every_family_of_caches(name, regime):
+    engine = engine_of(name)
+    assert violations(engine, some_cases(engine, regime)) == set()
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", *STATES])
+def test_rejected_tokens_left_in_windows_and_states_are_seen(name, monkeypatch):
+    """The control: only what can be trimmed is rolled back, which is what `trim` alone can do."""
+    monkeypatch.setattr(ModelCache, "_put_back", lambda self, mark, rows, count: None)
+    engine = engine_of(name)
+    assert violations(engine, some_cases(engine, "mixed"))
+
+
+def test_every_family_is_an_engine_by_name():
+    assert list(REGISTERED) == [f"mlx_impl-{name}" for name in FAMILIES]
+
+
+# -------------------------------------------------------------------------------------------------- costs of going back
+
+
+class Counting:
+    """A model that notes how many tokens each forward had."""
+
+    def __init__(self, inner):
+        self.inner, self.lengths = inner, []
+        self.args, self.layers, self.make_cache = inner.args, inner.layers, inner.make_cache
+
+    def __call__(self, inputs, cache):
+        self.lengths.append(inputs.shape[1])
+        return self.inner(inputs, cache=cache)
+
+
+def test_a_block_accepted_in_part_costs_a_recurrent_target_one_forward_more_and_a_drafter_none():
+    target, draft = Counting(model("mamba2")), Counting(model("mamba2", 6))
+    decoder = decoder_of(target, 3)
+    state = decoder.prefill(PROMPT, drafter_of(draft), 40)
+    replayed = 0
+    while state.finish is None:
+        del target.lengths[:], draft.lengths[:]
+        done = decoder.step(state)
+        k = len(done.drafted)
+        expected = [k + 1] if done.num_accepted == k else [k + 1, done.num_accepted + 1]
+        replayed += done.num_accepted < k
+        assert target.lengths == expected
+        assert draft.lengths == [1] * (k + (done.num_accepted == k))
+    assert replayed
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "gemma4_text"])
+def test_a_block_accepted_in_part_costs_a_target_with_windows_nothing(name):
+    target = Counting(model(name))
+    decoder = decoder_of(target, 3)
+    state = decoder.prefill(PROMPT, drafter_of(model("llama")), 30)
+    while state.finish is None:
+        del target.lengths[:]
+        done = decoder.step(state)
+        assert target.lengths == [len(done.drafted) + 1]
+
+
+@pytest.mark.parametrize("name", [*STATES, *WINDOWS[:2]])
+def test_a_closed_turn_goes_on_where_it_was_closed_at_every_token(name):
+    target = model(name)
+    expected = list(greedy_of(name, 14))
+    for closed_after in range(1, 14):
+        decoder = decoder_of(target, 4)
+        state = decoder.prefill(PROMPT, drafter_of(target), 14)  # all proposals are accepted: blocks of five tokens
+        iterator = decoder.generate(state)
+        first = [next(iterator).token for _ in range(closed_after)]
+        iterator.close()
+        assert state.target_cache.length == len(PROMPT) + closed_after - 1
+        assert first + [item.token for item in decoder.generate(state)] == expected
+
+
+@cache
+def greedy_of(name, count):
+    return tuple(item.token for item in plain(name, count))
+
+
+def plain(name, count):
+    decoder = decoder_of(model(name), 0)
+    return list(decoder.generate(decoder.prefill(PROMPT, drafter_of(model(name)), count)))
+
+
+@pytest.mark.parametrize("name", ["mamba2", "gemma3_text", "falcon_h1"])
+def test_a_history_cut_behind_the_last_checkpoint_is_computed_again(name):
+    draft = model(name)
+    drafter = drafter_of(draft)
+    drafter.settle([*PROMPT, 9, 2, 6, 5, 3, 5])
+    drafter.propose([*PROMPT, 9, 2, 6, 5, 3, 5], None, 2)
+    shorter = [*PROMPT, 9, 2]
+    fresh = drafter_of(draft)
+    assert drafter.propose(shorter, None, 4).tokens.tolist() == fresh.propose(shorter, None, 4).tokens.tolist()
+
+
+def test_a_recurrent_cache_that_holds_something_must_say_how_much():
+    target = model("mamba2")
+    layers = target.make_cache()
+    target(mx.array([PROMPT[:-1]]), cache=layers)
+    decoder = decoder_of(target, 2)
+    with pytest.raises(InvalidSetting, match=r"recurrent layers, which do not tell how many tokens they hold"):
+        decoder.prefill(PROMPT, drafter_of(target), 6, layers)
+    warm = ModelCache(target, "target", layers, length=len(PROMPT) - 1)
+    state = decoder.prefill(PROMPT, drafter_of(target), 6, warm)
+    assert tuple(item.token for item in decoder.generate(state)) == greedy_of("mamba2", 6)
+
+
+def test_a_cache_of_another_model_is_refused():
+    with pytest.raises(InvalidSetting, match=r"the cache belongs to another model than this target; make it with"):
+        decoder_of(model("llama"), 1).prefill(
+            PROMPT, drafter_of(model("llama")), 3, ModelCache(model("lfm2"), "target")
+        )
+
+
+# --------------------------------------------------------------------------------------------- windows and kept rows
+
+
+@pytest.mark.parametrize("keep", [0, 4])
+@pytest.mark.parametrize("held", [3, 10, 11, 12, 13, 30])
+@pytest.mark.parametrize("count", [2, 5])
+def test_several_tokens_at_once_see_what_single_steps_see_before_at_and_after_the_window_is_full(keep, held, count):
+    assert verify_differs(RotatingKVCache, keep, held, count) < 1e-4
+
+
+def test_mlx_lms_own_masks_let_a_verify_pass_see_other_rows_where_first_rows_are_kept():
+    """The control, and why there is a class of ours."""
+    assert verify_differs(mlx_lm_cache.RotatingKVCache, 4, 30, 5) > 1e-2
+
+
+def verify_differs(kind, keep, held, count):
+    target, tokens = model("llama"), [int(token) for token in np.random.default_rng(1).integers(0, 32, held + count)]
+    steps, block = ([kind(max_size=12, keep=keep) for _ in target.layers] for _ in range(2))
+    for layers in (steps, block):
+        for token in tokens[:held]:
+            target(mx.array([[token]]), cache=layers)
+    one_by_one = [target(mx.array([[token]]), cache=steps)[0] for token in tokens[held:]]
+    at_once = target(mx.array([tokens[held:]]), cache=block)[0]
+    return float(mx.max(mx.abs(mx.concatenate(one_by_one) - at_once)))
+
+
+def test_a_rotating_cache_of_mlx_lm_that_keeps_rows_gets_the_right_masks_in_the_callers_list():
+    theirs = [mlx_lm_cache.RotatingKVCache(max_size=12, keep=4), mlx_lm_cache.KVCache()]
+    layers = list(theirs)
+    ModelCache(model("llama"), "target", layers)
+    assert [type(layer) for layer in layers] == [RotatingKVCache, mlx_lm_cache.KVCache]
+    assert with_right_masks(layers[0]) is layers[0]
+
+
+# ---------------------------------------------------------------------------------------------------- caches in files
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_saved_caches_of_both_models_go_on_as_if_nothing_had_happened(name, tmp_path):
+    target, file = model(name), tmp_path / "caches.safetensors"
+    max_size = FAMILIES[name].max_kv_size
+    decoder, draft = decoder_of(target, 3), model("llama", 6)
+    layers = None if max_size is None else fresh_layers(target, name)
+    state = decoder.prefill(PROMPT, drafter_of(draft), 25, layers)
+    iterator = decoder.generate(state)
+    first = [next(iterator).token for _ in range(15)]
+    iterator.close()
+    save_caches(file, state.history[:-1], state.target_cache, state.drafter.cache)
+    expected = [item.token for item in decoder.generate(state)]
+    tokens, target_cache, draft_cache = load_caches(file, target, draft)
+    assert tokens == [*PROMPT, *first[:-1]]
+    drafter = DraftModel(draft, GREEDY, KeyedRandomness(1), cache=draft_cache)
+    following = decoder.prefill([*PROMPT, *first], drafter, 10, target_cache)
+    assert [item.token for item in decoder.generate(following)] == expected
+
+
+def test_files_that_hold_something_else_are_refused(tmp_path):
+    file = tmp_path / "caches.safetensors"
+    target = ModelCache(model("llama"), "target")
+    target.feed(PROMPT)
+    with pytest.raises(CacheLengthError, match=r"the target's cache holds 5 tokens, and 4 are given; save at a round"):
+        save_caches(file, PROMPT[:-1], target)
+    with pytest.raises(CheckpointError, match=r"is no file of caches \(.*\); give one that save_caches wrote"):
+        load_caches(file, target.model)
+    mx.save_safetensors(str(file), {"a": mx.zeros(3)})
+    with pytest.raises(CheckpointError, match=r"is no file of caches"):
+        load_caches(file, target.model)
