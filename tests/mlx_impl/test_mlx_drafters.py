@@ -9,7 +9,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from mlx_toys import GREEDY, SAMPLED, TOYS, Failing, Hiding, InjectedError, Poisoned, Wrapped, toy  # noqa: E402
 
-from mlx_impl import DraftModel, KeyedRandomness, KVCache, PromptLookup, load  # noqa: E402
+from mlx_impl import DraftModel, KeyedRandomness, KVCache, PromptLookup  # noqa: E402
 from mlx_impl.cache import offsets  # noqa: E402
 from mlx_impl.drafters import check_vocabularies  # noqa: E402
 from mlx_impl.sampling import distributions  # noqa: E402
