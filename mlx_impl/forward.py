@@ -23,12 +23,14 @@ PREFILL_STEP = 512
 
 
 def vocab_size(model: Any) -> int:
-    """How many tokens a model knows, from its `args`, where mlx-lm's models keep it.
+    """How many tokens a model knows, from its `args`, or those of the `language_model` inside where it has other senses.
 
     Raises:
         InvalidSetting: it does not say.
     """
     size = getattr(getattr(model, "args", None), "vocab_size", None)
+    if size is None and getattr(model, "language_model", None) is not None:
+        return vocab_size(model.language_model)
     if not isinstance(size, int):
         raise InvalidSetting(
             f"{type(model).__name__} has no args.vocab_size; give a language model that follows mlx-lm's conventions"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
-from mlx import nn
+from mlx.nn.layers.quantized import quantize
 
 from mlx_impl.extras import needed
 from reference.errors import CheckpointError
@@ -95,13 +95,14 @@ def llama_args(gguf: GGUF) -> Any:
     """The configuration: mlx-lm's `ModelArgs` for its Llama.
 
     Raises:
-        CheckpointError: not a Llama, a number or the embedding is missing, or rotary positions that are scaled or partial.
+        CheckpointError: not a Llama, lacks a number or the embedding, or has scaled or partial rotary positions.
         MissingExtra: mlx-lm is not installed.
     """
     architecture = gguf.get("general.architecture")
     if architecture != "llama":
         raise CheckpointError(
-            f"{gguf.path} has the architecture {architecture!r}, not 'llama'; give the model as a folder, which mlx-lm reads"
+            f"{gguf.path} has the architecture {architecture!r}, not 'llama'; give the model as a folder, "
+            "which mlx-lm reads"
         )
     if "token_embd.weight" not in gguf.tensors:
         raise CheckpointError(f"{gguf.path} lacks the tensor 'token_embd.weight'; give a complete file")
@@ -154,10 +155,12 @@ def llama(gguf: GGUF, args: Any) -> Any:
         return {"group_size": size // groups, "bits": packed * 32 // size}
 
     try:
-        nn.quantize(model, class_predicate=packing)
+        quantize(model, class_predicate=packing)
         model.load_weights(list(weights.items()))
     except ValueError as error:
-        raise CheckpointError(f"the tensors in {gguf.path} do not fit its metadata ({error}); download it again") from error
+        raise CheckpointError(
+            f"the tensors in {gguf.path} do not fit its metadata ({error}); download it again"
+        ) from error
     model.eval()
     mx.eval(model.parameters())
     return model

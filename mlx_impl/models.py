@@ -1,6 +1,6 @@
 """Models that people have, by where they are on the disk: a folder in Hugging Face's or MLX's form, or a GGUF file.
 
-Folders go through mlx-lm's own loader, so any model that it knows can be a target or a drafter. Nothing is ever fetched.
+Folders go through mlx-lm's own loader, so any model that it knows can be a target or a drafter. Nothing is fetched.
 """
 
 # mypy: allow-untyped-calls
@@ -60,7 +60,9 @@ def in_float32(model: Any) -> Any:
 
 def _from_folder(folder: Path) -> LoadedModel:
     if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} has no config.json; give a folder in Hugging Face's or MLX's form, or a GGUF file")
+        raise CheckpointError(
+            f"{folder} has no config.json; give a folder in Hugging Face's or MLX's form, or a GGUF file"
+        )
     utils = needed("mlx_lm.utils", "mlx-lm", "a model")
     try:
         model, _ = utils.load_model(folder)

@@ -1,8 +1,8 @@
 """Text to tokens and back, and conversations to text: what a model's folder or file says of it, and no more.
 
-The work is done by `tokenizers` and `jinja2`; both come with the extras `text` and `mlx-lm`. The format of a folder is
-Hugging Face's (`tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`, `generation_config.json`, `config.json`);
-`gguf_tokenizer` makes one of a GGUF file.
+The work is done by `tokenizers` and `jinja2`; both come with the extras `text` and `mlx-lm`. A folder is in
+Hugging Face's form: `tokenizer.json`, and what there is of `tokenizer_config.json`, `chat_template.jinja`,
+`generation_config.json` and `config.json`. `gguf_tokenizer` makes a tokenizer of a GGUF file.
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ def from_folder(folder: Path) -> Tokenizer | None:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return None
-    tokenizers = needed("tokenizers", "text", "a tokenizer")
+    reader = needed("tokenizers", "text", "a tokenizer").Tokenizer
     try:
-        backend: tokenizers.Tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        backend: tokenizers.Tokenizer = reader.from_file(str(file))
     except Exception as error:  # the package raises nothing narrower
         raise CheckpointError(f"{file} is not readable as a tokenizer ({error}); download it again") from error
     settings = _read(folder / "tokenizer_config.json")
@@ -149,7 +149,7 @@ def _stop_ids(folder: Path, backend: tokenizers.Tokenizer, named: Mapping[str, s
     for name in ("generation_config.json", "config.json"):
         given = _read(folder / name).get("eos_token_id")
         ids.update(given if isinstance(given, list) else [given])
-    return frozenset(ids - {None})
+    return frozenset(id for id in ids if id is not None)
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
