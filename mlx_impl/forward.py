@@ -23,7 +23,7 @@ PREFILL_STEP = 512
 
 
 def vocab_size(model: Any) -> int:
-    """How many tokens a model knows, from its `args`, or those of the `language_model` inside where it has other senses.
+    """How many tokens a model knows, from its `args`, or those of its `language_model` where it has other senses too.
 
     Raises:
         InvalidSetting: it does not say.
