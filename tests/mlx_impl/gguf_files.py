@@ -55,7 +55,7 @@ def metadata(name: str) -> dict[str, mx.array | str | list[str]]:
         **{key: _number(getattr(args, field)) for key, field in KEYS.items()},
         "tokenizer.ggml.model": "none",
         "tokenizer.ggml.tokens": sorted(vocabulary, key=vocabulary.__getitem__),
-        "tokenizer.ggml.token_type": mx.array([2] + [1] * (len(vocabulary) - 1), mx.int32),
+        "tokenizer.ggml.token_type": mx.array([1] * len(vocabulary), mx.int32),
     }
 
 

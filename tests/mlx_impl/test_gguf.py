@@ -82,7 +82,9 @@ def test_tokens_are_known_even_where_the_tokenizer_is_not_and_unused_ones_are_pa
     assert loaded.tokenizer is None
     assert loaded.model.tokens == {f"t{id}": id for id in range(31)}
     assert loaded.model.special_ids == {0, 1}
-    silent = load(gguf_files.write(tmp_path / "toy.gguf", tokenizer__ggml__tokens=None, tokenizer__ggml__token_type=None))
+    silent = load(
+        gguf_files.write(tmp_path / "toy.gguf", tokenizer__ggml__tokens=None, tokenizer__ggml__token_type=None)
+    )
     assert (silent.model.tokens, silent.model.special_ids) == (None, None)
 
 
