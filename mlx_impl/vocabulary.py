@@ -94,8 +94,8 @@ def _difference(target: Vocabulary, draft: Vocabulary) -> str | None:
             return f"token {token!r} has id {ours.get(token)} for the target and {theirs.get(token)} for the drafter"
     if target.special_ids is None or draft.special_ids is None:
         return None
-    disputed = (target.special_ids ^ draft.special_ids) & shared_ids(target, draft)
-    if not disputed:
+    disputed = target.special_ids ^ draft.special_ids
+    if not disputed or not (disputed := disputed & shared_ids(target, draft)):
         return None
     of_target = min(disputed) in target.special_ids
     return (
@@ -152,6 +152,7 @@ class AlignedModel:
 
     def __init__(self, inner: Any, target: Vocabulary, alignment: Alignment) -> None:
         self.inner = inner
+        self.target = target
         self.alignment = alignment
         self.args = SimpleNamespace(**{**vars(inner.args), "vocab_size": target.size})
         self.tokens = target.tokens
@@ -173,8 +174,11 @@ def align(model: Any, target: Any) -> Any:
     Raises:
         VocabularyMismatch: see `check_vocabularies`.
     """
+    ours = Vocabulary.of(target)
+    if isinstance(model, AlignedModel) and model.target == ours:
+        return model
     inner = model.inner if isinstance(model, AlignedModel) else model
-    ours, theirs = Vocabulary.of(target), Vocabulary.of(inner)
+    theirs = Vocabulary.of(inner)
     check_vocabularies(ours, theirs)
     if ours.size == theirs.size and (ours.tokens is None or theirs.tokens is None or ours.tokens == theirs.tokens):
         return inner

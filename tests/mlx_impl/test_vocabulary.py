@@ -145,6 +145,7 @@ def test_a_wrapped_model_is_unwrapped_for_another_target():
     aligned = align(draft, wide)
     assert (type(aligned), vocab_size(aligned), aligned.layers) == (AlignedModel, 40, draft.layers)
     assert aligned.args.head_dim == draft.args.head_dim
+    assert align(aligned, wide) is aligned
     again = align(copy.copy(aligned), wider)
     assert (again.inner, vocab_size(again)) == (draft, 48)
     assert align(again, toy("target")) is draft
