@@ -1,7 +1,7 @@
 """GGUF files of Llamas: tensors and metadata as MLX reads them, put into mlx-lm's Llama.
 
-Matrices of the kinds that MLX computes with (4 and 8 bits, in groups of 32) stay quantised. MLX turns any other kind
-into float16.
+Matrices of the kinds that MLX computes with (Q4_0, Q4_1 and Q8_0: 4 and 8 bits, in groups of 32) stay quantised. Of the
+others it turns those that it can read into float16.
 
 GGUF numbers the components of a head so that rotary positions turn *neighbours*; a Hugging Face folder so that they
 turn a component of one half with one of the other. Under the wrong layout short answers still look right. The

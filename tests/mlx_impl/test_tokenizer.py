@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-pytest.importorskip("mlx.core", reason="mlx is not installed; pip install 'specproof[mlx]'")
+mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install 'specproof[mlx]'")
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed; pip install 'specproof[text]'")
 pytest.importorskip("jinja2", reason="jinja2 is not installed; pip install 'specproof[text]'")
 
@@ -222,8 +222,6 @@ def gguf_tokens(path, **changes):
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     tokens = [*alphabet, "ab", "<|begin|>", "<tool>"]
     kinds = [1] * len(alphabet) + [1, 3, 4]
-    import mlx.core as mx
-
     settings = {
         "tokenizer__ggml__model": "gpt2",
         "tokenizer__ggml__pre": "gpt-2",
@@ -237,8 +235,6 @@ def gguf_tokens(path, **changes):
 
 
 def test_of_a_gguf_file_the_tokenizer_merges_and_marks_special_tokens_and_added_ones(tmp_path):
-    import mlx.core as mx
-
     tokenizer = gguf_tokenizer.tokenizer(gguf_tokens(tmp_path))
     assert tokenizer.encode("ab<tool><|begin|>") == [256, 258, 257]
     assert tokenizer.decode([256, 258, 257]) == "ab<tool>"
@@ -249,10 +245,8 @@ def test_of_a_gguf_file_the_tokenizer_merges_and_marks_special_tokens_and_added_
 
 
 def test_digits_are_split_where_the_file_says_so_and_only_there(tmp_path):
-    changes = {"tokenizer__ggml__merges": ["a b", "1 2"], "tokenizer__ggml__tokens": None}
-    tokens = gguf_tokens(tmp_path).get("tokenizer.ggml.tokens")
-    changes["tokenizer__ggml__tokens"] = ["12" if token == "ab" else token for token in tokens]
-    changes["tokenizer__ggml__merges"] = ["1 2"]
+    tokens = ["12" if token == "ab" else token for token in gguf_tokens(tmp_path).get("tokenizer.ggml.tokens")]
+    changes = {"tokenizer__ggml__tokens": tokens, "tokenizer__ggml__merges": ["1 2"]}
     joined, single = (
         gguf_tokenizer.tokenizer(gguf_tokens(tmp_path, tokenizer__ggml__pre=pre, **changes))
         for pre in ("gpt-2", "smollm")
