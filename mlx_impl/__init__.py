@@ -7,10 +7,12 @@ from mlx_impl.acceptance import RULES, AcceptanceRule
 from mlx_impl.cache import KVCache
 from mlx_impl.decoder import Decoder
 from mlx_impl.drafters import DeviceBlock, Drafter, DraftModel
+from mlx_impl.models import LoadedModel, load
 from mlx_impl.prompt_lookup import PromptLookup
 from mlx_impl.randomness import KeyedRandomness, Randomness
 from mlx_impl.state import DecoderState
-from mlx_impl.transformer import Transformer, load
+from mlx_impl.tokenizer import Tokenizer
+from mlx_impl.transformer import Transformer
 
 __all__ = [
     "RULES",
@@ -22,8 +24,10 @@ __all__ = [
     "Drafter",
     "KVCache",
     "KeyedRandomness",
+    "LoadedModel",
     "PromptLookup",
     "Randomness",
+    "Tokenizer",
     "Transformer",
     "load",
 ]

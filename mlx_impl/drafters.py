@@ -10,7 +10,7 @@ with `min_prob` > 0 the drafter must look at each distribution before it draws, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -20,7 +20,8 @@ from mlx_impl.forward import check_tokens, device_tokens, vocab_size
 from mlx_impl.model_cache import ModelCache, cache_of
 from mlx_impl.randomness import Randomness
 from mlx_impl.sampling import LogitsProcessor, distributions, needs_context, row_faults
-from reference.errors import InvalidSetting, VocabularyMismatch
+from mlx_impl.vocabulary import align
+from reference.errors import InvalidSetting
 from reference.values import SamplingParams
 
 NAME = "draft model"
@@ -87,33 +88,6 @@ class Drafter(Protocol):
         ...
 
 
-def check_vocabularies(
-    target_size: int,
-    draft_size: int,
-    target_tokens: Mapping[str, int] | None = None,
-    draft_tokens: Mapping[str, int] | None = None,
-) -> None:
-    """Refuse a pair whose distributions cannot be compared id by id.
-
-    Raises:
-        VocabularyMismatch: the sizes differ, or both tokenizers are given and differ in a token.
-    """
-    if target_size != draft_size:
-        raise VocabularyMismatch(
-            f"the target knows {target_size} tokens, the drafter {draft_size}; a proposal would mean another token to "
-            "the target: give a drafter with the target's tokenizer and vocabulary size"
-        )
-    if target_tokens is None or draft_tokens is None:
-        return
-    differing = {token for token, _ in target_tokens.items() ^ draft_tokens.items()}
-    if differing:
-        token = min(differing)
-        raise VocabularyMismatch(
-            f"token {token!r} has id {target_tokens.get(token)} for the target and {draft_tokens.get(token)} for the "
-            "drafter; a proposal would mean another token to the target: give a drafter with the target's tokenizer"
-        )
-
-
 class DraftModel:
     """A language model as drafter, with the `catch_up` schedule: k forwards for k proposals, and one more only
     after a full acceptance, when the last proposal has no row yet.
@@ -162,13 +136,13 @@ class DraftModel:
         self.cache = cache_of(model, NAME, cache)
 
     def check_vocabulary(self, target: Any) -> None:
-        """Refuse a target that numbers its tokens otherwise: by size, and by content where both models know it.
+        """Refuse a target that numbers its tokens otherwise; take on its size where it is padded to another.
 
         Raises:
-            VocabularyMismatch: see `check_vocabularies`.
+            VocabularyMismatch: see `vocabulary.check_vocabularies`.
         """
-        tokens, draft_tokens = getattr(target, "tokens", None), getattr(self.model, "tokens", None)
-        check_vocabularies(vocab_size(target), self.vocab_size, tokens, draft_tokens)
+        self.model = align(self.model, target)
+        self.vocab_size = vocab_size(self.model)
 
     def synced_len(self, history: Sequence[int]) -> int:
         """How many tokens of the history the cache holds, given that what it holds is of this history."""

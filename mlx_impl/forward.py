@@ -12,7 +12,8 @@ from reference.errors import InvalidSetting, TokenOutOfRange
 
 
 def vocab_size(model: Any) -> int:
-    """How many tokens a model knows, from its `args` or their `text_config`, where mlx-lm's models keep it.
+    """How many tokens a model knows, from its `args` or their `text_config`, where mlx-lm's models keep it; or from those
+    of its `language_model`, where it has other senses too.
 
     Raises:
         InvalidSetting: it does not say.
@@ -20,6 +21,8 @@ def vocab_size(model: Any) -> int:
     args = getattr(model, "args", None)
     text = getattr(args, "text_config", None)
     size = getattr(args, "vocab_size", None) or (text.get("vocab_size") if isinstance(text, dict) else None)
+    if size is None and getattr(model, "language_model", None) is not None:
+        return vocab_size(model.language_model)
     if not isinstance(size, int):
         raise InvalidSetting(
             f"{type(model).__name__} has no args.vocab_size; give a language model that follows mlx-lm's conventions"

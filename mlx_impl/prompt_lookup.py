@@ -10,9 +10,10 @@ from typing import Any, Literal, Self, get_args
 
 import mlx.core as mx
 
-from mlx_impl.drafters import DeviceBlock, check_vocabularies
+from mlx_impl.drafters import DeviceBlock
 from mlx_impl.forward import check_tokens, device_tokens, vocab_size
 from mlx_impl.sampling import point_masses
+from mlx_impl.vocabulary import Vocabulary, check_vocabularies
 from reference.errors import InvalidSetting
 
 Occurrence = Literal["recent", "first"]
@@ -63,7 +64,7 @@ class PromptLookup:
         Raises:
             VocabularyMismatch: naming both sizes.
         """
-        check_vocabularies(vocab_size(target), self.vocab_size)
+        check_vocabularies(Vocabulary(vocab_size(target)), Vocabulary(self.vocab_size))
 
     def propose(self, history: Sequence[int], target_hidden: mx.array | None, budget: int) -> DeviceBlock:
         """What followed the earlier occurrence, at most `budget` tokens; nothing where there is none.

@@ -26,7 +26,11 @@ class VocabularyMismatch(InvalidInput):
 
 
 class CheckpointError(InvalidInput):
-    """A folder that is not a readable Hugging Face Llama checkpoint."""
+    """A folder or file that is not a readable checkpoint, or holds what cannot be read faithfully."""
+
+
+class MissingExtra(InvalidInput):
+    """A package that an optional part needs is not installed."""
 
 
 class CacheLengthError(InvalidInput):

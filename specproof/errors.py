@@ -1,6 +1,8 @@
 """Errors of the harness: part of the hierarchy in `reference.errors`."""
 
-from reference.errors import InvalidInput
+from reference.errors import InvalidInput, MissingExtra
+
+__all__ = ["InjectedFault", "MissingExtra", "UnknownEngine", "UnknownRegime"]
 
 
 class UnknownEngine(InvalidInput):
@@ -9,10 +11,6 @@ class UnknownEngine(InvalidInput):
 
 class UnknownRegime(InvalidInput):
     """No regime of that name."""
-
-
-class MissingExtra(InvalidInput):
-    """A package that an optional part needs is not installed."""
 
 
 class InjectedFault(RuntimeError):

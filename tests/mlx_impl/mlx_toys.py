@@ -12,7 +12,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from mlx_impl import Transformer, load
+from mlx_impl.transformer import Transformer, load
 from reference.values import SamplingParams
 
 TOYS = Path(__file__).parents[2] / "fixtures" / "toy"

@@ -12,8 +12,8 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from mlx_toys import TOYS, blas_is_stock, toy  # noqa: E402
 
-from mlx_impl import load  # noqa: E402
 from mlx_impl.cache import offsets  # noqa: E402
+from mlx_impl.transformer import load  # noqa: E402
 from reference import transformer as oracle  # noqa: E402
 from reference.errors import CheckpointError  # noqa: E402
 
