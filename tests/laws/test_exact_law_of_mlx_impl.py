@@ -126,7 +126,7 @@ def test_a_block_that_stops_at_the_first_failure_is_seen():
 
 
 def test_coupled_draws_cannot_be_enumerated_and_say_so():
-    with pytest.raises(InvalidSetting, match=r"the coupled rule draws by continuous noise, which nobody can choose; comp"):
+    with pytest.raises(InvalidSetting, match=r"the coupled rule draws by continuous noise, which nobody can"):
         measure(ENGINE, tiny_case("coupled", 1, 2))
 
 
