@@ -10,6 +10,7 @@ from mlx_impl.drafters import DeviceBlock, Drafter, DraftModel
 from mlx_impl.prompt_lookup import PromptLookup
 from mlx_impl.randomness import KeyedRandomness, Randomness
 from mlx_impl.state import DecoderState
+from mlx_impl.statistics import Statistics
 from mlx_impl.transformer import Transformer, load
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "KeyedRandomness",
     "PromptLookup",
     "Randomness",
+    "Statistics",
     "Transformer",
     "load",
 ]

@@ -9,6 +9,7 @@ wants to know at once. (A drafter with `min_prob` > 0 waits once more for each p
 
 After an exception, decoding on from the state gives at temperature 0 what an uninterrupted run gives. Above 0 it
 gives another sample of the same law: choices that were made and not delivered are made anew, with fresh keys.
+(Under `coupled` keys are positions, so there, too, it gives what an uninterrupted run gives.)
 """
 
 from __future__ import annotations

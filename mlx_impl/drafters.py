@@ -35,8 +35,8 @@ class DeviceBlock:
 
     Attributes:
         tokens: the k proposals, uint32 [k].
-        probabilities: the distribution q that each was drawn from, float32 [k, V]. A drafter that cannot know it
-            is certain of each proposal: given the draw, a point mass is what it proposes from.
+        probabilities: the distribution q that each was drawn from, float32 [k, V]. Where nobody knows it (an opaque
+            sampler), a point mass on each proposal, which is true given the draw: every rule keeps its law.
         faults: `sampling.row_faults` of the rows it drew from, or would have: uint8 [n], the first one at the
             pending token. Empty for a drafter without a model.
     """

@@ -8,7 +8,7 @@ import pytest
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install 'specproof[mlx]'")
 
 from mlx_decodes import greedy, make, rounds, run  # noqa: E402
-from mlx_toys import GREEDY, SAMPLED, Wrapped, toy  # noqa: E402
+from mlx_toys import GREEDY, SAMPLED, Choices, Wrapped, toy  # noqa: E402
 from scipy.stats import chisquare  # noqa: E402
 
 from mlx_impl import Decoder, DraftModel, KeyedRandomness  # noqa: E402
@@ -195,8 +195,22 @@ def test_a_floor_on_probabilities_is_refused_for_an_opaque_sampler():
 
 
 def test_a_drafter_with_an_opaque_sampler_is_certain_of_its_draws():
-    """Given the draw, that is the truth, so that every rule keeps its law with such a drafter."""
     _, drafter = make("rejection", sampling=SamplingParams())
     drafter.sampling = lambda log_p: mx.argmin(log_p, axis=-1)
     block = drafter.propose([1, 2, 3], None, 2)
     assert block.probabilities.tolist() == np.eye(32)[block.tokens.tolist()].tolist()
+
+
+def test_given_the_draw_that_is_true_so_that_a_target_of_known_sampling_keeps_its_law():
+    choices, law = EnumeratedRandomness(), defaultdict(float)
+
+    def sampler(log_p):
+        return mx.array([choices.categorical(of_the_likelier_two(np.array(log_p[0], dtype=np.float64)))])
+
+    known = SamplingParams(top_k=2)
+    decoder = Decoder(toy("tiny-target"), sampling=known, randomness=Choices(choices), num_draft_tokens=1)
+    for _ in choices.walk():
+        state = decoder.prefill(PROMPT, DraftModel(toy("tiny-draft"), sampler, KeyedRandomness(0)), 3)
+        rounds(decoder, state)
+        law[state.emitted] += choices.weight
+    assert sum(abs(law[tokens] - mass) for tokens, mass in law_of_plain_decoding(3).items()) / 2 < 1e-5
