@@ -11,6 +11,7 @@ from mlx_impl.models import LoadedModel, load
 from mlx_impl.prompt_lookup import PromptLookup
 from mlx_impl.randomness import KeyedRandomness, Randomness
 from mlx_impl.state import DecoderState
+from mlx_impl.statistics import Statistics
 from mlx_impl.tokenizer import Tokenizer
 from mlx_impl.transformer import Transformer
 
@@ -27,6 +28,7 @@ __all__ = [
     "LoadedModel",
     "PromptLookup",
     "Randomness",
+    "Statistics",
     "Tokenizer",
     "Transformer",
     "load",

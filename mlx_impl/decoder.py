@@ -9,6 +9,7 @@ wants to know at once. (A drafter with `min_prob` > 0 waits once more for each p
 
 After an exception, decoding on from the state gives at temperature 0 what an uninterrupted run gives. Above 0 it
 gives another sample of the same law: choices that were made and not delivered are made anew, with fresh keys.
+(Under `coupled` keys are positions, so there, too, it gives what an uninterrupted run gives.)
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_impl.acceptance import RULES
+from mlx_impl.acceptance import rule_for
 from mlx_impl.drafters import NAME as DRAFT_NAME
 from mlx_impl.drafters import DeviceBlock, Drafter
 from mlx_impl.forward import check_tokens, device_tokens, plain_count, plain_tokens, vocab_size
 from mlx_impl.model_cache import ModelCache, cache_of
 from mlx_impl.randomness import Randomness
 from mlx_impl.readout import RoundReadout, read, read_verdict
-from mlx_impl.sampling import LogitsProcessor, check_rows, distributions, needs_context, row_faults
+from mlx_impl.sampling import LogitsProcessor, Sampler, check_rows, distributions, needs_context, row_faults
 from mlx_impl.state import DecoderState
+from mlx_impl.statistics import print_if_asked
 from reference.errors import CacheLengthError, DecodingFault, EmptyPrompt, InvalidSetting
 from reference.values import Finish, GeneratedToken, Round, SamplingParams
 
@@ -41,38 +43,33 @@ class Decoder:
 
     Args:
         target: `mlx_impl.transformer.Transformer`, or any mlx-lm model.
-        rule: a name in `RULES`. `greedy` asks for temperature 0.
-        sampling: the distribution to be kept.
+        sampling: the distribution to be kept: parameters, or an opaque sampler in mlx-lm's convention. The latter keeps
+            its own law, but nobody knows the probabilities: rounds report none.
+        rule: a name in `RULES`. `greedy` asks for temperature 0, an opaque sampler for `sampler_match`. None chooses:
+            `sampler_match` for an opaque sampler, `greedy` at temperature 0, else `rejection`.
         randomness: makes the rule's choices and the first draw; may be shared with the drafter.
         num_draft_tokens: k, most proposals in a round; 0 decodes plainly.
         stop_tokens: emitting one of them ends the turn; it is emitted itself.
         processors: of the target's logits, in mlx-lm's convention; applied before `sampling`.
 
     Raises:
-        InvalidSetting: an unknown rule, `greedy` above temperature 0, k no integer >= 0, or a model that hides its
-            vocabulary size.
+        InvalidSetting: an unknown rule, one that does not go with the sampling, k no integer >= 0, or a model that
+            hides its vocabulary size.
     """
 
     def __init__(
         self,
         target: Any,
         *,
-        rule: str,
-        sampling: SamplingParams,
+        sampling: SamplingParams | Sampler,
+        rule: str | None = None,
         randomness: Randomness,
         num_draft_tokens: int,
         stop_tokens: AbstractSet[int] = frozenset(),
         processors: Sequence[LogitsProcessor] = (),
     ) -> None:
-        if rule not in RULES:
-            raise InvalidSetting(f"rule is {rule!r}; give one of {', '.join(RULES)}")
-        if rule == "greedy" and sampling.temperature > 0:
-            raise InvalidSetting(
-                f"rule 'greedy' at temperature {sampling.temperature} would change the output's distribution; "
-                "give temperature 0, or another rule"
-            )
         self.target = target
-        self.rule = RULES[rule]
+        self.rule = rule_for(sampling, rule)
         self.sampling = sampling
         self.randomness = randomness
         self.num_draft_tokens = plain_count(num_draft_tokens, "num_draft_tokens", " (0 decodes plainly)")
@@ -129,7 +126,7 @@ class Decoder:
         inputs = mx.concatenate([device_tokens(state.history[-1:]), drafted])  # [k + 1]
         logits = state.target_cache.forward(inputs)  # [k + 1, V]
         p = distributions(logits, self.sampling, self._context(state, block), self.processors)  # [k + 1, V]
-        num_accepted, token = self.rule.decide(p, q, drafted, self.randomness)
+        num_accepted, token = self.rule.decide(p, q, drafted, self.randomness, len(state.history))
         verdict = read_verdict(p, block, num_accepted, token, row_faults(logits, p))
         verdict.check(self.vocab_size, NAME, len(state.history) - 1)
         return verdict
@@ -137,7 +134,6 @@ class Decoder:
     def _commit(self, state: DecoderState, block: DeviceBlock, verdict: RoundReadout) -> Round:
         """Emit what was decided, up to a stop token, and bring both caches to the new boundary."""
         a = verdict.num_accepted
-        tested = min(a + 1, len(verdict.drafted))
         decided = [*verdict.drafted[:a], verdict.token]
         stop = next((index for index, token in enumerate(decided) if token in self.stop_tokens), a)
         emitted = decided[: stop + 1]
@@ -146,17 +142,10 @@ class Decoder:
         state.drafter.commit(history)
         finish = self._finish(emitted[-1], state.remaining - len(emitted))
         tokens = [GeneratedToken(token, index < a, state.num_rounds) for index, token in enumerate(emitted)]
-        done = Round(
-            drafted=tuple(verdict.drafted),
-            num_accepted=a,
-            emitted=tuple(emitted),
-            p=tuple(verdict.p),
-            q=tuple(verdict.q),
-            sum_min=tuple(verdict.sum_min[:tested]),
-            sum_prod=tuple(verdict.sum_prod[:tested]),
-            finish=finish,
-        )
-        state.record(tokens, block, finish)
+        done = Round(drafted=tuple(verdict.drafted), num_accepted=a, emitted=tuple(emitted), finish=finish)
+        if isinstance(self.sampling, SamplingParams):  # nobody knows the probabilities that an opaque sampler draws by
+            done = verdict.with_figures(done)
+        state.record(tokens, block, done)
         return done
 
     def prefill(
@@ -244,7 +233,8 @@ class Decoder:
         logits = state.target_cache.feed(tokens)  # [1, V]
         p = distributions(logits, self.sampling, self._context(state, state.block), self.processors)
         # A block of no proposals: the rule makes a plain draw from p.
-        _, drawn = self.rule.decide(p, state.block.probabilities, state.block.tokens, self.randomness)
+        none = state.block
+        _, drawn = self.rule.decide(p, none.probabilities, none.tokens, self.randomness, len(state.history))
         token, faults = read(drawn, row_faults(logits, p))
         check_rows(faults, NAME, len(state.history) - 1)
         return int(token)
@@ -254,6 +244,7 @@ class Decoder:
 
         A round is committed as a whole before its first token is handed out. When the iterator is closed or fails,
         tokens that were not handed out are taken back, caches included; `generate(state)` then goes on from there.
+        With SPECPROOF_ACCEPT_DIAG=1 in the environment, the end prints the turn's statistics (`statistics`).
 
         Raises:
             InvalidSetting: `extend` has used the state up. Otherwise as `step`.
@@ -269,7 +260,10 @@ class Decoder:
                     return
                 self.step(state)
         finally:
-            state.take_back_undelivered()
+            try:
+                state.take_back_undelivered()
+            finally:
+                print_if_asked(state.rounds)
 
     def _context(self, state: DecoderState, block: DeviceBlock) -> mx.array | None:
         """History and proposals on the device, where penalties or processors ask for them."""

@@ -10,7 +10,7 @@ with `min_prob` > 0 the drafter must look at each distribution before it draws, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -19,12 +19,15 @@ import mlx.core as mx
 from mlx_impl.forward import check_tokens, device_tokens, vocab_size
 from mlx_impl.model_cache import ModelCache, cache_of
 from mlx_impl.randomness import Randomness
-from mlx_impl.sampling import LogitsProcessor, distributions, needs_context, row_faults
+from mlx_impl.sampling import LogitsProcessor, Sampler, distributions, needs_context, row_faults
 from mlx_impl.vocabulary import align
 from reference.errors import InvalidSetting
 from reference.values import SamplingParams
 
 NAME = "draft model"
+
+Draw = Callable[[mx.array, int], mx.array]
+"""(distributions [n, V], index in the history of the token that row 0 draws) -> tokens uint32 [n]."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ class DeviceBlock:
 
     Attributes:
         tokens: the k proposals, uint32 [k].
-        probabilities: the distribution q that each was drawn from, float32 [k, V].
+        probabilities: the distribution q that each was drawn from, float32 [k, V]. Where nobody knows it (an opaque
+            sampler), a point mass on each proposal, which is true given the draw: every rule keeps its law.
         faults: `sampling.row_faults` of the rows it drew from, or would have: uint8 [n], the first one at the
             pending token. Empty for a drafter without a model.
     """
@@ -97,33 +101,39 @@ class DraftModel:
 
     Args:
         model: `Transformer`, or any mlx-lm model.
-        sampling: what is drawn from; need not be the target's.
+        sampling: what is drawn from; need not be the target's. An opaque sampler draws by itself.
         randomness: makes the draws.
         min_prob: end the block where the most probable token has less than this. Decided *before* drawing: to
             decide on the drawn token would leave the improbable ones out and bias the output. Above 0 it costs one
             synchronisation for each proposal; above 1 nothing is ever proposed.
         max_draft: most proposals in a block, whatever the budget; None: the budget alone decides.
         processors: logits processors in mlx-lm's convention.
+        draw: draws the proposals in place of `randomness.categorical`: give `randomness.coupled_categorical` for the
+            rule `coupled`.
         cache: one that already holds a prefix of the history, as a list of the layers' caches or a `ModelCache`; None
             for a fresh one.
 
     Raises:
-        InvalidSetting: min_prob or max_draft out of range, or a cache that `ModelCache` refuses.
+        InvalidSetting: min_prob or max_draft out of range, min_prob beside an opaque sampler, or a cache that
+            `ModelCache` refuses.
     """
 
     def __init__(
         self,
         model: Any,
-        sampling: SamplingParams,
+        sampling: SamplingParams | Sampler,
         randomness: Randomness,
         *,
         min_prob: float = 0.0,
         max_draft: int | None = None,
         processors: Sequence[LogitsProcessor] = (),
+        draw: Draw | None = None,
         cache: ModelCache | Sequence[Any] | None = None,
     ) -> None:
         if not (math.isfinite(min_prob) and min_prob >= 0):
             raise InvalidSetting(f"min_prob is {min_prob}; give a finite number >= 0 (0 never ends a block)")
+        if min_prob > 0 and not isinstance(sampling, SamplingParams):
+            raise InvalidSetting(f"min_prob is {min_prob}, but an opaque sampler shows no probabilities; give 0")
         if max_draft is not None and max_draft < 0:
             raise InvalidSetting(f"max_draft is {max_draft}; give an integer >= 0, or None for no limit")
         self.model = model
@@ -132,6 +142,7 @@ class DraftModel:
         self.min_prob = min_prob
         self.max_draft = max_draft
         self.processors = tuple(processors)
+        self.draw = draw
         self.vocab_size = vocab_size(model)
         self.cache = cache_of(model, NAME, cache)
 
@@ -142,6 +153,7 @@ class DraftModel:
             VocabularyMismatch: see `vocabulary.check_vocabularies`.
         """
         self.model = align(self.model, target)
+        self.cache.model = self.model
         self.vocab_size = vocab_size(self.model)
 
     def synced_len(self, history: Sequence[int]) -> int:
@@ -172,7 +184,7 @@ class DraftModel:
             # NaN compares false, so it ends the block here; its fault tells the decoder why.
             if self.min_prob > 0 and not float(mx.max(q)) >= self.min_prob:
                 break
-            token = self.randomness.categorical(q)  # [1]
+            token = self._draw(q, len(history) + len(tokens) - 1)  # [1]; `tokens` begins with an empty one
             tokens.append(token)
             if len(tokens) > limit:
                 break
@@ -214,8 +226,12 @@ class DraftModel:
             min_prob=self.min_prob,
             max_draft=self.max_draft,
             processors=self.processors,
+            draw=self.draw,
             cache=self.cache.copy(),
         )
+
+    def _draw(self, q: mx.array, position: int) -> mx.array:
+        return self.randomness.categorical(q) if self.draw is None else self.draw(q, position)
 
     def _cut(self, history: Sequence[int]) -> int:
         """Cut the cache to the rows that can stay, those before the pending token; return how many they are."""

@@ -12,8 +12,7 @@ from reference.errors import InvalidSetting, TokenOutOfRange
 
 
 def vocab_size(model: Any) -> int:
-    """How many tokens a model knows, from its `args` or their `text_config`, where mlx-lm's models keep it; or from those
-    of its `language_model`, where it has other senses too.
+    """How many tokens a model knows: as its `args` say, their `text_config`, or its `language_model`, as in mlx-lm.
 
     Raises:
         InvalidSetting: it does not say.

@@ -13,6 +13,8 @@ import mlx.core as mx
 from reference.errors import InvalidSetting
 
 _KEY_SPACE = 2**32
+_POSITIONS = 2**31
+"""Of a seed's keys the lower half is for calls, the upper one for noise by position: no key serves both."""
 
 
 class Randomness(Protocol):
@@ -26,11 +28,20 @@ class Randomness(Protocol):
         """Independent draws: distributions [n, V] -> tokens uint32 [n]. Never a token of no mass."""
         ...
 
+    def coupled_categorical(self, probabilities: mx.array, position: int) -> mx.array:
+        """Draws: distributions [n, V] -> tokens uint32 [n], row i by the noise of `position + i` and of nothing else.
+
+        `position` is the index in the history of the token that row 0 draws. Whoever draws at one position shares its
+        noise, so similar distributions mostly give the same token. Never a token of no mass.
+        """
+        ...
+
 
 class KeyedRandomness:
     """Draws from explicit keys: call number i of the source with seed s uses the key (s, i), once.
 
-    Equal seeds give equal draws for equal sequences of calls.
+    Equal seeds give equal draws for equal sequences of calls. Coupled draws are no calls: their noise at position i has
+    a key of its own, which is the same each time.
 
     Raises:
         InvalidSetting: a seed outside 0 .. 2**32 - 1.
@@ -47,18 +58,28 @@ class KeyedRandomness:
         return mx.random.uniform(shape=probabilities.shape, key=self._next_key()) < probabilities
 
     def categorical(self, probabilities: mx.array) -> mx.array:
-        """Draws [n, V] -> uint32 [n], as the winner of a race: token x arrives at time E(x) / p(x).
+        """Draws [n, V] -> uint32 [n]: see `_race`."""
+        return _race(probabilities, mx.random.uniform(shape=probabilities.shape, key=self._next_key()))
 
-        E is exponential, at least 2**-33: it cannot be 0, so no score is infinite and a token without mass never
-        ties with one that has some. `log1p` of u near 0 keeps the fine end of float32 for the early arrivals, so
-        rare tokens are drawn at their rate down to 2**-32. `mx.random.categorical` promises neither.
-        """
-        uniform = mx.random.uniform(shape=probabilities.shape, key=self._next_key())  # [n, V]
-        times = mx.maximum(-mx.log1p(-uniform), 2.0**-33)  # [n, V]
-        return mx.argmax(mx.log(probabilities) - mx.log(times), axis=-1)  # [n]
+    def coupled_categorical(self, probabilities: mx.array, position: int) -> mx.array:
+        """Draws [n, V] -> uint32 [n], row by row: a row's noise must not depend on how many rows there are."""
+        num_rows, vocab_size = probabilities.shape
+        keys = [mx.random.key(self._seed * _KEY_SPACE + _POSITIONS + position + row) for row in range(num_rows)]
+        return _race(probabilities, mx.stack([mx.random.uniform(shape=(vocab_size,), key=key) for key in keys]))
 
     def _next_key(self) -> mx.array:
         """A key that was not used before."""
         key = mx.random.key(self._seed * _KEY_SPACE + self._calls)
         self._calls += 1
         return key
+
+
+def _race(probabilities: mx.array, uniform: mx.array) -> mx.array:
+    """Draws [n, V] -> uint32 [n], as the winner of a race: token x arrives at time E(x) / p(x). This is Gumbel-max.
+
+    E, made of uniforms in [0, 1), is exponential, at least 2**-33: it cannot be 0, so no score is infinite and a token
+    without mass never ties with one that has some. `log1p` of u near 0 keeps the fine end of float32 for the early
+    arrivals, so rare tokens are drawn at their rate down to 2**-32. `mx.random.categorical` promises neither.
+    """
+    times = mx.maximum(-mx.log1p(-uniform), 2.0**-33)  # [n, V]
+    return mx.argmax(mx.log(probabilities) - mx.log(times), axis=-1)  # [n]

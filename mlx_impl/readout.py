@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +13,7 @@ from mlx_impl.drafters import DeviceBlock
 from mlx_impl.forward import check_tokens
 from mlx_impl.sampling import check_rows
 from reference.errors import DishonestDraft
+from reference.values import Round
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class RoundReadout:
         num_accepted: how many of them the rule accepted.
         token: what it put after them.
         p, q: the probabilities of the proposals.
+        p_token: the target's of the token after those that were accepted.
         sum_min, sum_prod: the closed forms of acceptance at each proposal.
         draft_faults, target_faults: what is wrong with the logits of each row (`sampling.row_faults`).
     """
@@ -32,6 +35,7 @@ class RoundReadout:
     token: int
     p: list[float]
     q: list[float]
+    p_token: float
     sum_min: list[float]
     sum_prod: list[float]
     draft_faults: list[int]
@@ -58,12 +62,26 @@ class RoundReadout:
                 "report the distribution that the drafter really draws from, filters included"
             )
 
+    def with_figures(self, done: Round) -> Round:
+        """The round with the probabilities of what it drafted and emitted, and its closed forms."""
+        tested = done.num_tested
+        of_decided = [*self.p[: self.num_accepted], self.p_token]
+        return replace(
+            done,
+            p=tuple(self.p),
+            q=tuple(self.q),
+            sum_min=tuple(self.sum_min[:tested]),
+            sum_prod=tuple(self.sum_prod[:tested]),
+            log_probabilities=tuple(math.log(p) if p > 0 else -math.inf for p in of_decided[: len(done.emitted)]),
+        )
+
 
 def read_verdict(
     p: mx.array, block: DeviceBlock, num_accepted: mx.array, token: mx.array, target_faults: mx.array
 ) -> RoundReadout:
     """Wait for a round: p [k + 1, V], what the rule decided (both []), and the target's faults [k + 1]."""
     q, drafted = block.probabilities, block.tokens  # [k, V], [k]
+    p_token = p[num_accepted, token]  # []
     p = p[:-1]  # [k + 1, V] -> [k, V]
     return RoundReadout(
         *read(
@@ -72,6 +90,7 @@ def read_verdict(
             token,
             mx.take_along_axis(p, drafted[:, None], axis=-1)[:, 0],
             mx.take_along_axis(q, drafted[:, None], axis=-1)[:, 0],
+            p_token,
             mx.sum(mx.minimum(p, q), axis=-1),
             mx.sum(p * q, axis=-1),
             block.faults,

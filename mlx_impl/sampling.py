@@ -1,6 +1,7 @@
 """From logits to the distribution that a token is drawn from, on the device: one function for target and drafter.
 
-Order: processors, repetition, presence and frequency penalties, logit bias, temperature, top-k, top-p, min-p.
+Order: processors, repetition, presence and frequency penalties, logit bias, temperature, top-k, top-p, min-p. Or
+processors, then an opaque sampler, whose distribution nobody knows: it draws at once, and its draw is a point mass.
 Everything is float32 and lazy: nothing here waits for the device, so bad logits are flagged (`row_faults`) and
 reported once the flags are on the host (`check_rows`).
 """
@@ -24,15 +25,22 @@ LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 It must be a function of its arguments: it is shown proposals that may be rejected.
 """
 
+Sampler = Callable[[mx.array], mx.array]
+"""mlx-lm's convention: log-probabilities [1, V] -> token [1], as `mlx_lm.sample_utils.make_sampler` makes them.
 
-def needs_context(params: SamplingParams, processors: Sequence[LogitsProcessor]) -> bool:
+Called once for each row, proposals that may be rejected included: what it draws must depend on nothing but its argument
+and fresh random numbers. Where it takes those from, MLX's global generator for instance, is its caller's choice.
+"""
+
+
+def needs_context(sampling: SamplingParams | Sampler, processors: Sequence[LogitsProcessor]) -> bool:
     """Whether `distributions` looks at the tokens before a row."""
-    return params.has_penalties or bool(processors)
+    return bool(processors) or (isinstance(sampling, SamplingParams) and sampling.has_penalties)
 
 
 def distributions(
     logits: mx.array,
-    params: SamplingParams,
+    params: SamplingParams | Sampler,
     context: mx.array | None = None,
     processors: Sequence[LogitsProcessor] = (),
 ) -> mx.array:
@@ -40,23 +48,26 @@ def distributions(
 
     Args:
         logits: [T, V], float32.
-        params: what is done to them.
+        params: what is done to them, or the sampler that draws from them.
         context: [L], the tokens before the one that the *last* row predicts, so that row i sees
             `context[: L - T + 1 + i]`. May be None where `needs_context` is false.
         processors: applied first, row by row.
 
     Returns:
-        Probabilities [T, V], float32; each row sums to 1 within rounding, and is an exact point mass at temperature 0.
-        Rows are NaN where NaN or infinity came in, or where the processors left nothing to draw.
+        Probabilities [T, V], float32; each row sums to 1 within rounding, and is an exact point mass at temperature 0,
+        or on the token that the sampler drew. Rows are NaN where NaN or infinity came in, where the processors left
+        nothing to draw, or where the sampler left the vocabulary.
 
     Raises:
         InvalidSetting: a logit bias for a token outside the vocabulary.
     """
-    temperature = min(max(params.temperature, SMALLEST), LARGEST)
     if context is not None:
         logits = _process(logits, context, processors)
-        if params.has_penalties:
-            logits = _penalise(logits, _counts(context, logits, params.penalty_window), params)
+    if not isinstance(params, SamplingParams):
+        return _drawn(logits, params)
+    temperature = min(max(params.temperature, SMALLEST), LARGEST)
+    if context is not None and params.has_penalties:
+        logits = _penalise(logits, _counts(context, logits, params.penalty_window), params)
     if params.logit_bias:
         logits = logits + _bias(params, logits.shape[-1])
     highest = mx.max(logits, axis=-1, keepdims=True)  # [T, 1]
@@ -102,8 +113,18 @@ def check_rows(faults: Sequence[int], model_name: str, first_position: int) -> N
         if fault == 2:
             raise NonFiniteLogits(
                 f"the sampling settings or processors left the {model_name} no distribution at position {position}; "
-                "they may ban tokens by -inf, but not all, and must not give NaN: look for extreme penalties"
+                "they may ban tokens by -inf, but not all, and must not give NaN: look for extreme penalties, or for a "
+                "sampler that draws what is no token"
             )
+
+
+def _drawn(logits: mx.array, sampler: Sampler) -> mx.array:
+    """All mass on what the sampler draws from each row: [T, V] -> [T, V]."""
+    highest = mx.max(logits, axis=-1, keepdims=True)  # [T, 1]
+    log_p = logits - mx.logsumexp(logits, axis=-1, keepdims=True)  # as mlx-lm's own loop does it
+    drawn = [mx.array(sampler(log_p[row : row + 1])).reshape(1) for row in range(log_p.shape[0])]
+    p = point_masses(mx.concatenate(drawn), log_p.shape[-1])
+    return mx.where(mx.isfinite(highest) & mx.any(p > 0, axis=-1, keepdims=True), p, mx.nan)
 
 
 def _process(logits: mx.array, context: mx.array, processors: Sequence[LogitsProcessor]) -> mx.array:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 
 from mlx_impl.drafters import DeviceBlock, Drafter
 from mlx_impl.model_cache import ModelCache
+from mlx_impl.statistics import Statistics
 from reference.errors import CacheLengthError, InvalidSetting
-from reference.values import Finish, GeneratedToken
+from reference.values import Finish, GeneratedToken, Round
 
 
 @dataclass
@@ -28,7 +29,7 @@ class DecoderState:
         tokens: the emitted tokens, with where each came from.
         delivered: how many of them `generate` has handed out.
         finish: why the turn ended; None while it goes on.
-        num_rounds: rounds so far in this turn.
+        rounds: those of this turn so far. One that was taken back in part stays as it was decided.
         superseded: set by `extend`: the caches now belong to the state that it returned.
     """
 
@@ -41,8 +42,18 @@ class DecoderState:
     tokens: list[GeneratedToken] = field(default_factory=list)
     delivered: int = 0
     finish: Finish | None = None
-    num_rounds: int = 0
+    rounds: tuple[Round, ...] = ()
     superseded: bool = False
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds so far in this turn."""
+        return len(self.rounds)
+
+    @property
+    def statistics(self) -> Statistics:
+        """What was drafted and accepted in this turn so far."""
+        return Statistics.of(self.rounds)
 
     @property
     def emitted(self) -> tuple[int, ...]:
@@ -86,7 +97,7 @@ class DecoderState:
                 "pending token; let no one else use a state's caches: decode on a copy, or prefill again"
             )
 
-    def record(self, tokens: Sequence[GeneratedToken], block: DeviceBlock, finish: Finish | None) -> None:
+    def record(self, tokens: Sequence[GeneratedToken], block: DeviceBlock, done: Round) -> None:
         """A round stands: take its tokens in, all at once.
 
         One call that no signal handler can interrupt half-way, so that at every moment the history names a boundary.
@@ -95,8 +106,8 @@ class DecoderState:
             history=[*self.history, *(item.token for item in tokens)],
             tokens=[*self.tokens, *tokens],
             block=block,
-            finish=finish,
-            num_rounds=self.num_rounds + 1,
+            finish=done.finish,
+            rounds=(*self.rounds, done),
         )
 
     def roll_back(self) -> None:

@@ -27,7 +27,7 @@ from mlx_impl.prompt_lookup import PromptLookup
 from mlx_impl.randomness import KeyedRandomness, Randomness
 from mlx_impl.transformer import Transformer, load
 from reference.errors import InvalidSetting
-from reference.values import DraftDistribution, SamplingParams
+from reference.values import DraftDistribution, Round, SamplingParams
 from specproof.adapters.decoder_sessions import (
     DecoderExactSession,
     DecoderSession,
@@ -57,6 +57,10 @@ class MlxImplSession(DecoderSession):
         """The q of the last round's proposals, from the device."""
         return tuple(DraftDistribution.from_dense(q) for q in np.array(state.block.probabilities).astype(np.float64))
 
+    def log_probabilities(self, done: Round | None) -> tuple[float, ...] | None:
+        """As the round reports them."""
+        return None if done is None else done.log_probabilities
+
 
 class HostChoices:
     """A source of randomness for the decoder that asks `Choices` on the host, row by row."""
@@ -71,6 +75,17 @@ class HostChoices:
     def categorical(self, probabilities: mx.array) -> mx.array:
         """Draws: [n, V] -> uint32 [n]."""
         return mx.array([self.choices.categorical(row) for row in _normalised(probabilities)], mx.uint32)
+
+    def coupled_categorical(self, probabilities: mx.array, position: int) -> mx.array:
+        """Always refused.
+
+        Raises:
+            InvalidSetting: the noise of `coupled` is continuous, there are no outcomes to choose from.
+        """
+        raise InvalidSetting(
+            "the coupled rule draws by continuous noise, which nobody can choose; compare its output with plain "
+            "sampling under the same seed instead"
+        )
 
 
 class CoinsToTheFirstRejection(HostChoices):
@@ -121,14 +136,17 @@ def _normalised(probabilities: mx.array) -> Floats:
 
 
 def enumerable(rule: AcceptanceRule) -> AcceptanceRule:
-    """The rule, spared the choices that decide nothing; one that is not known by name is left all of them."""
+    """The rule, spared the choices that decide nothing; one that is not known by name is left all of them.
 
-    def decide(p: mx.array, q: mx.array, drafted: mx.array, randomness: HostChoices) -> Decision:
+    `block` is left all, too: whichever coins of it were not tossed, some decoder that is wrong in them would be hidden.
+    """
+
+    def decide(p: mx.array, q: mx.array, drafted: mx.array, randomness: HostChoices, position: int) -> Decision:
         if rule.name == "rejection":
             randomness = CoinsToTheFirstRejection(randomness.choices)
         elif rule.name == "sampler_match":
             randomness = DrawsToTheFirstMismatch(randomness.choices, np.array(drafted).tolist())
-        return rule.decide(p, q, drafted, randomness)
+        return rule.decide(p, q, drafted, randomness, position)
 
     return replace(rule, decide=cast(Decide, decide))  # the exact session's decoder has `HostChoices`, nothing else
 
@@ -180,6 +198,7 @@ class MlxImplEngine:
             min_prob=True,
             sampling=frozenset(field.name for field in fields(SamplingParams)),
             contexts=True,
+            log_probabilities=True,
             refusals=frozenset(PROBES) - NOT_REFUSED,
         )
 
@@ -242,7 +261,8 @@ class MlxImplEngine:
         if case.draft is None:
             return PromptLookup(_load(case.target.folder).args.vocab_size)
         model = ObservedModel(models(case.draft.folder), "draft", case.draft)
-        return self.drafter_class(model, case.sampling, randomness, min_prob=case.min_prob, cache=cache)
+        draw = randomness.coupled_categorical if case.rule == "coupled" else None
+        return self.drafter_class(model, case.sampling, randomness, min_prob=case.min_prob, draw=draw, cache=cache)
 
 
 ENGINE = MlxImplEngine()

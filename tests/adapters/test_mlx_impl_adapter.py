@@ -46,7 +46,7 @@ def test_it_is_an_engine_that_can_be_resumed_and_enumerated():
 # ------------------------------------------------------------------------------------------------------ boundaries
 
 
-@pytest.mark.parametrize("rule", ["greedy", "sampler_match", "rejection"])
+@pytest.mark.parametrize("rule", ["greedy", "sampler_match", "rejection", "block", "coupled"])
 @pytest.mark.parametrize("regime", REGIMES)
 def test_every_boundary_shows_the_round_that_led_to_it_and_caches_of_the_committed_tokens(regime, rule):
     sampling = GREEDY if rule == "greedy" else WARM
@@ -168,7 +168,7 @@ def test_a_stop_token_is_emitted_and_ends_the_turn():
 # ------------------------------------------------------------------------------------------------------ exact law
 
 
-@pytest.mark.parametrize("rule", ["sampler_match", "rejection"])
+@pytest.mark.parametrize("rule", ["sampler_match", "rejection", "block"])
 def test_its_law_is_the_targets_and_a_warmer_target_is_told_apart(rule):
     turn = tiny_case(rule, k=1, max_tokens=2, sampling=SamplingParams(temperature=0.9))
     found = law(ENGINE, turn)

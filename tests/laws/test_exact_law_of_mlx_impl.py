@@ -11,9 +11,10 @@ pytest.importorskip("mlx.core", reason="mlx is not installed: pip install 'specp
 
 import mlx.core as mx
 
-from mlx_impl.acceptance import RULES
+from mlx_impl.acceptance import RULES, Decision
 from mlx_impl.decoder import Decoder
 from mlx_impl.randomness import Randomness
+from reference.errors import InvalidSetting
 from reference.values import SamplingParams
 from specproof.adapters.mlx_impl import ENGINE, MlxImplEngine
 from specproof.adapters.reference import ENGINE as ORACLE
@@ -41,6 +42,11 @@ def rejecting_case(**changes: object) -> Case:
         pytest.param(rejecting_case(draft=None, drafter="prompt_lookup", prompt=LOOKUP_PROMPT), id="prompt lookup"),
         pytest.param(tiny_case("rejection", 1, 3, drafter=CONTRARY), id="contrary drafter"),
         pytest.param(tiny_case("sampler_match", 1, 3, drafter=CONTRARY), id="contrary drafter, sampler match"),
+        pytest.param(tiny_case("block", 1, 3, drafter=CONTRARY), id="contrary drafter, block of one"),
+        pytest.param(tiny_case("block", 2, 4, drafter=CONTRARY), id="contrary drafter, block"),
+        pytest.param(tiny_case("block", 3, 5, TWO, drafter=CONTRARY), id="contrary drafter, block of three"),
+        pytest.param(rejecting_case(rule="block", sampling=PENALTIES), id="penalties, block"),
+        pytest.param(rejecting_case(rule="block", stop_tokens=frozenset({1})), id="stop token, block"),
     ],
 )
 def test_the_law_is_the_targets(case: Case):
@@ -50,20 +56,20 @@ def test_the_law_is_the_targets(case: Case):
 
 
 def test_choices_that_decide_nothing_are_not_enumerated():
-    """The oracle stops choosing at the first rejection; the decoder on the device makes all choices of a block."""
-    for rule, k in (("rejection", 3), ("sampler_match", 3)):
+    """The oracle stops choosing at the first rejection, but for `block`; on the device all choices are made."""
+    for rule, k in (("rejection", 3), ("sampler_match", 3), ("block", 2)):
         case = tiny_case(rule, k, 5, TWO)
         assert measure(ENGINE, case).result.rounds == measure(ORACLE, case).result.rounds
 
 
-def count_all_coins(p: mx.array, q: mx.array, drafted: mx.array, randomness: Randomness) -> tuple[mx.array, mx.array]:
+def count_all_coins(p: mx.array, q: mx.array, drafted: mx.array, randomness: Randomness, position: int) -> Decision:
     """Rejection that goes on accepting behind the first rejection."""
     rows = mx.arange(len(drafted))
     accepted = mx.sum(randomness.bernoulli(mx.minimum(p[rows, drafted] / q[rows, drafted], 1.0)))
     return accepted, randomness.categorical(p[accepted][None])[0]
 
 
-def count_all_matches(p: mx.array, q: mx.array, drafted: mx.array, randomness: Randomness) -> tuple[mx.array, mx.array]:
+def count_all_matches(p: mx.array, q: mx.array, drafted: mx.array, randomness: Randomness, position: int) -> Decision:
     """Sampler match that goes on accepting behind the first mismatch."""
     drawn = randomness.categorical(p)
     accepted = mx.sum(drawn[:-1] == drafted)
@@ -84,9 +90,49 @@ def test_a_rule_that_uses_choices_behind_the_first_rejection_is_seen_all_the_sam
     assert found.variation > variation
 
 
-def redraw_from_p(p: mx.array, q: mx.array, drafted: mx.array, randomness: Randomness) -> tuple[mx.array, mx.array]:
+def capped_at_the_end(ratios: mx.array) -> tuple[mx.array, mx.array]:
+    """Weights of a block whose cap at 1 is outside the recursion."""
+    w = mx.minimum(mx.concatenate([mx.ones((1,)), mx.cumprod(ratios)]), 1.0)
+    return w, 1 - w
+
+
+def test_a_block_capped_outside_the_recursion_is_seen(monkeypatch):
+    monkeypatch.setattr("mlx_impl.acceptance._block_weights", capped_at_the_end)
+    assert measure(ENGINE, tiny_case("block", 2, 4, drafter=CONTRARY)).variation == pytest.approx(0.0471, abs=1e-3)
+
+
+class FirstFailureEnds(Decoder):
+    """A block that is cut at the first coin that does not come up."""
+
+    def __init__(self, *args: object, **settings: object) -> None:
+        super().__init__(*args, **settings)
+        right = self.rule.decide
+
+        def decide(p: mx.array, q: mx.array, drafted: mx.array, randomness: Randomness, position: int) -> Decision:
+            class Leading:
+                categorical = randomness.categorical
+
+                def bernoulli(self, probabilities: mx.array) -> mx.array:
+                    return mx.cumprod(randomness.bernoulli(probabilities).astype(mx.int32)) > 0
+
+            return right(p, q, drafted, Leading(), position)
+
+        self.rule = replace(self.rule, decide=decide)
+
+
+def test_a_block_that_stops_at_the_first_failure_is_seen():
+    found = measure(MlxImplEngine(decoder_class=FirstFailureEnds), tiny_case("block", 2, 4, drafter=CONTRARY))
+    assert found.variation == pytest.approx(0.1561, abs=1e-3)
+
+
+def test_coupled_draws_cannot_be_enumerated_and_say_so():
+    with pytest.raises(InvalidSetting, match=r"the coupled rule draws by continuous noise, which nobody can"):
+        measure(ENGINE, tiny_case("coupled", 1, 2))
+
+
+def redraw_from_p(p: mx.array, q: mx.array, drafted: mx.array, randomness: Randomness, position: int) -> Decision:
     """Rejection without a residual."""
-    num_accepted, _ = RULES["rejection"].decide(p, q, drafted, randomness)
+    num_accepted, _ = RULES["rejection"].decide(p, q, drafted, randomness, position)
     return num_accepted, randomness.categorical(p[num_accepted][None])[0]
 
 

@@ -165,10 +165,13 @@ def mlx_impl_driver() -> Driver:
         def drafter(self, case, randomness):
             if case.draft is None:
                 return PromptLookup(self.model("target", case.target).args.vocab_size)
-            return DraftModel(self.model("draft", case.draft), case.sampling, randomness)
+            drafter = DraftModel(self.model("draft", case.draft), case.sampling, randomness)
+            self.set_sampling(drafter, case)
+            return drafter
 
         def set_sampling(self, drafter, case):
             drafter.sampling = case.sampling
+            drafter.draw = drafter.randomness.coupled_categorical if case.rule == "coupled" else None
 
         def observe(self, target_cache, draft_cache):
             return observation(target_cache, draft_cache)

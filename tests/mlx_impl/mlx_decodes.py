@@ -15,7 +15,8 @@ def make(rule="greedy", k=3, target=None, draft=None, sampling=None, seed=0, **s
     randomness = KeyedRandomness(seed)
     target = toy("target") if target is None else target
     decoder = Decoder(target, rule=rule, sampling=sampling, randomness=randomness, num_draft_tokens=k, **settings)
-    return decoder, DraftModel(toy("draft") if draft is None else draft, sampling, randomness)
+    draw = randomness.coupled_categorical if rule == "coupled" else None
+    return decoder, DraftModel(toy("draft") if draft is None else draft, sampling, randomness, draw=draw)
 
 
 def lookup() -> PromptLookup:

@@ -18,7 +18,7 @@ from reference.values import SamplingParams
 TOYS = Path(__file__).parents[2] / "fixtures" / "toy"
 GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=0.8)
-SAMPLINGS = {"greedy": GREEDY, "sampler_match": SAMPLED, "rejection": SAMPLED}
+SAMPLINGS = {"greedy": GREEDY, "sampler_match": SAMPLED, "rejection": SAMPLED, "block": SAMPLED, "coupled": SAMPLED}
 BAN = 1e9
 
 
@@ -165,6 +165,11 @@ class GivenRandomness:
         rows = np.array(probabilities, dtype=np.float64)
         self.asked.append(rows)
         return mx.array([inverse(row, u) for row, u in zip(rows, self.draws, strict=False)], dtype=mx.uint32)
+
+    def coupled_categorical(self, probabilities, position):
+        """Row i by the uniform of position `position + i`."""
+        self.draws = self.draws[position:]
+        return self.categorical(probabilities)
 
 
 def inverse(row: np.ndarray, uniform: float) -> int:

@@ -18,11 +18,11 @@ from reference.randomness import EnumeratedRandomness  # noqa: E402
 TOLERANCE = 1e-6
 
 
-def decide(rule, p, q, drafted, randomness):
+def decide(rule, p, q, drafted, randomness, position=0):
     """The verdict, on the host: (number accepted, token)."""
     p = mx.array(np.array(p, dtype=np.float32))
     q = mx.array(np.array(q, dtype=np.float32).reshape(-1, p.shape[1]))
-    num_accepted, token = RULES[rule].decide(p, q, mx.array(list(drafted), dtype=mx.uint32), randomness)
+    num_accepted, token = RULES[rule].decide(p, q, mx.array(list(drafted), dtype=mx.uint32), randomness, position)
     return int(num_accepted), int(token)
 
 
@@ -60,24 +60,31 @@ class OracleCoins:
         self.asked.append(probabilities)
         return inverse(probabilities, self.draws.pop(0))
 
+    def coupled_categorical(self, probabilities, position):
+        return inverse(probabilities, self.draws[position])
 
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
 @given(rounds())
 @settings(max_examples=60, deadline=None)
-def test_rejection_decides_as_the_oracle_and_draws_from_the_same_residual(case):
+def test_a_rule_of_coins_decides_as_the_oracle_and_draws_from_the_same_residual(rule, case):
     p, q, drafted, coins, draws = case
     host, device = OracleCoins(coins, draws[:1]), GivenRandomness(coins, draws[:1])
-    wanted = oracle.RULES["rejection"].decide(p, q, drafted, host, 0)
-    num_accepted, _ = decide("rejection", p, q, drafted, device)
+    wanted = oracle.RULES[rule].decide(p, q, drafted, host, 0)
+    num_accepted, _ = decide(rule, p, q, drafted, device)
     assert num_accepted == wanted.num_accepted
     np.testing.assert_allclose(device.asked[-1][0], host.asked[-1], atol=TOLERANCE)
 
 
+@pytest.mark.parametrize(("rule", "position"), [("sampler_match", 0), ("coupled", 0), ("coupled", 3)])
 @given(rounds())
 @settings(max_examples=60, deadline=None)
-def test_sampler_match_decides_as_the_oracle(case):
+def test_a_rule_of_draws_decides_as_the_oracle(rule, position, case):
     p, q, drafted, _, draws = case
-    wanted = oracle.RULES["sampler_match"].decide(p, q, drafted, OracleCoins((), draws), 0)
-    assert decide("sampler_match", p, q, drafted, GivenRandomness((), draws)) == (wanted.num_accepted, wanted.token)
+    draws = [*[0.5] * position, *draws]
+    wanted = oracle.RULES[rule].decide(p, q, drafted, OracleCoins((), draws), position)
+    found = decide(rule, p, q, drafted, GivenRandomness((), draws), position)
+    assert found == (wanted.num_accepted, wanted.token)
 
 
 @given(rounds())
@@ -121,7 +128,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("p", "q"), CASES, ids=range(4))
-@pytest.mark.parametrize("rule", ["rejection", "sampler_match"])
+@pytest.mark.parametrize("rule", ["rejection", "sampler_match", "block"])
 def test_the_law_of_the_first_token_is_the_targets_and_the_rate_its_closed_form(rule, p, q):
     law, accepted = enumerate_round(rule, p, q)
     np.testing.assert_allclose(law, p, atol=1e-5)
@@ -190,14 +197,29 @@ def test_coins_behind_the_first_rejection_do_not_matter():
     assert decide("rejection", p, q, [0, 1], GivenRandomness([0.5, 0.0], [0.5])) == (0, 1)
 
 
-def test_rejection_asks_for_all_coins_at_once_and_for_one_draw_of_its_own():
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_all_coins_are_asked_for_at_once_and_the_draw_has_a_choice_of_its_own(rule):
     device = GivenRandomness([0.9, 0.9], [0.5])
-    decide("rejection", [[0.5, 0.5]] * 3, [[0.5, 0.5]] * 2, [0, 1], device)
+    decide(rule, [[0.5, 0.5]] * 3, [[0.5, 0.5]] * 2, [0, 1], device)
     assert [asked.shape for asked in device.asked] == [(2,), (1, 2)]
 
 
+def test_the_last_coin_that_comes_up_decides_a_block_whatever_those_before_it_say():
+    p, q = [[0.5, 0.5]] * 3, [[1.0, 0.0]] * 2
+    assert decide("block", p, q, [0, 0], GivenRandomness([UNDER_1, 0.0], [0.9])) == (2, 1)
+    assert decide("rejection", p, q, [0, 0], GivenRandomness([UNDER_1, 0.0], [0.9])) == (0, 1)
+
+
+def test_a_block_is_never_cut_where_nothing_would_be_left_to_draw():
+    """p and q coincide at proposal 1: no residual, so that even a coin of 0 does not end the block before it."""
+    p, q = [[0.5, 0.5], [0.25, 0.75], [1.0, 0.0]], [[0.5, 0.5], [0.25, 0.75]]
+    device = GivenRandomness([0.0, UNDER_1], [0.5])
+    assert decide("block", p, q, [0, 1], device) == (2, 0)
+    assert device.asked[0].tolist() == [0.0, 1.0]
+
+
 def test_the_rules_claim_what_the_oracles_claim():
-    assert set(RULES) == {"greedy", "sampler_match", "rejection"}
+    assert set(RULES) == set(oracle.RULES)
     for name, rule in RULES.items():
         other = oracle.RULES[name]
         assert (rule.name, rule.lossless, rule.acceptance_optimal) == (name, other.lossless, other.acceptance_optimal)

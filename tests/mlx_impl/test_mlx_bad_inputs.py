@@ -30,7 +30,7 @@ RULES = tuple(SAMPLINGS)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rule": "best"}, r"rule is 'best'; give one of greedy, sampler_match, rejection"),
+        ({"rule": "best"}, r"rule is 'best'; give one of greedy, sampler_match, rejection, block, coupled"),
         ({"num_draft_tokens": -1}, r"num_draft_tokens is -1; give an integer >= 0 \(0 decodes plainly\)"),
         ({"rule": "greedy"}, r"rule 'greedy' at temperature 1\.0 would change the output's distribution; give temp"),
         ({"target": object()}, r"object has no args\.vocab_size; give a language model"),

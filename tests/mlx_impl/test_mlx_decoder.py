@@ -188,6 +188,27 @@ def test_a_round_reports_p_q_and_the_closed_forms_of_its_tested_positions(rule):
                 assert done.sum_prod[index] == pytest.approx((p * q).sum(), abs=1e-5)
 
 
+@pytest.mark.parametrize("rule", ["rejection", "block", "coupled", "sampler_match", "greedy"])
+def test_log_probabilities_of_emitted_tokens_are_those_of_plain_decoding(rule):
+    sampling = GREEDY if rule == "greedy" else SamplingParams(temperature=0.9, top_p=0.9, frequency_penalty=0.5)
+    decoder, drafter = make(rule, 3, sampling=sampling, seed=5)
+    state = decoder.prefill([1, 2, 3], drafter, 14)
+    found, by_draft = [], []
+    while state.finish is None:
+        history, done = list(state.history), decoder.step(state)
+        assert len(done.log_probabilities) == len(done.emitted)
+        for index, (token, figure) in enumerate(zip(done.emitted, done.log_probabilities, strict=True)):
+            context = mx.array(history + list(done.emitted[:index]))
+            p, q = (
+                np.array(distributions(model(context[None])[0, -1:], sampling, context)[0])
+                for model in (toy("target"), toy("draft"))
+            )
+            found.append(np.exp(figure) - p[token])
+            by_draft.append(np.exp(figure) - q[token])
+    np.testing.assert_allclose(found, 0, atol=1e-5)
+    assert np.abs(by_draft).max() > 0.01  # the control: the drafter's would be seen
+
+
 def test_processors_see_what_plain_decoding_shows_them():
     def contexts(k):
         seen = []

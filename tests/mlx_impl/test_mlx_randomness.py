@@ -43,6 +43,31 @@ def test_no_key_is_used_twice(monkeypatch):
     assert len(set(keys)) == len(keys) == 300
 
 
+def test_noise_by_position_has_keys_of_its_own_the_same_each_time_and_one_for_each_position(monkeypatch):
+    keys, uniform = [], mx.random.uniform
+    monkeypatch.setattr(
+        mx.random, "uniform", lambda **settings: keys.append(tuple(settings["key"].tolist())) or uniform(**settings)
+    )
+    randomness, rows = KeyedRandomness(3), mx.full((4, 5), 0.2)
+    first, again = (randomness.coupled_categorical(rows, 6).tolist() for _ in range(2))
+    one_by_one = [randomness.coupled_categorical(rows[:1], position).item() for position in range(6, 10)]
+    assert first == again == one_by_one
+    assert len(set(keys)) == 4
+    noise = set(keys)
+    keys.clear()
+    for _ in range(12):
+        randomness.categorical(rows)
+    assert not noise & set(keys)
+
+
+def test_coupled_draws_follow_the_distribution_over_positions():
+    rows = mx.broadcast_to(mx.array(PROBABILITIES), (1500, len(PROBABILITIES)))
+    counts = np.bincount(np.array(KeyedRandomness(17).coupled_categorical(rows, 0)), minlength=len(PROBABILITIES))
+    support = np.array(PROBABILITIES) > 0
+    assert chisquare(counts[support], np.array(PROBABILITIES)[support] * 1500).pvalue > LEVEL
+    assert counts[~support].sum() == 0
+
+
 def test_one_seed_decodes_to_one_output_and_another_to_another():
     def output(seed):
         return run(*make("rejection", seed=seed), [1, 2], 24)
@@ -57,7 +82,7 @@ def global_key():
 
 def test_decoding_leaves_the_global_generator_alone():
     before = global_key()
-    for rule in ("rejection", "sampler_match", "greedy"):
+    for rule in ("rejection", "sampler_match", "greedy", "block", "coupled"):
         run(*make(rule), [1, 2], 12)
     assert global_key() == before
     mx.random.uniform(shape=(1,))  # the control: a draw without a key shows in the global one

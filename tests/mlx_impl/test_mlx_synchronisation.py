@@ -50,7 +50,14 @@ def started(rule, sampling, draft, seed=0):
 @pytest.mark.parametrize("agreeing", [True, False])
 @pytest.mark.parametrize(
     ("rule", "sampling"),
-    [("greedy", GREEDY), ("sampler_match", SAMPLED), ("rejection", SAMPLED), ("rejection", EVERYTHING)],
+    [
+        ("greedy", GREEDY),
+        ("sampler_match", SAMPLED),
+        ("rejection", SAMPLED),
+        ("rejection", EVERYTHING),
+        ("block", SAMPLED),
+        ("coupled", SAMPLED),
+    ],
 )
 def test_a_round_waits_once_whatever_the_rule_the_sampling_and_the_outcome(waits, rule, sampling, agreeing):
     decoder, state = started(rule, sampling, Scripted(toy("target"), [agreeing]))
@@ -63,6 +70,14 @@ def test_a_round_waits_once_whatever_the_rule_the_sampling_and_the_outcome(waits
 def test_a_round_of_prompt_lookup_waits_once(waits):
     decoder, _ = make("greedy", 4)
     state = decoder.prefill([1, 2, 1, 2], lookup(), 30)
+    waits.clear()
+    decoder.step(state)
+    assert waits == ["eval"]
+
+
+def test_a_round_with_a_lazy_opaque_sampler_waits_once(waits):
+    decoder, drafter = make("sampler_match", 4, sampling=lambda log_p: mx.argmax(log_p, axis=-1))
+    state = decoder.prefill([1, 2, 3], drafter, 30)
     waits.clear()
     decoder.step(state)
     assert waits == ["eval"]
