@@ -5,6 +5,7 @@ Written independently of `reference`, of which only value types and errors are u
 
 from mlx_impl.acceptance import RULES, AcceptanceRule
 from mlx_impl.cache import KVCache
+from mlx_impl.chain import Chain
 from mlx_impl.decoder import Decoder
 from mlx_impl.drafters import DeviceBlock, Drafter, DraftModel
 from mlx_impl.prompt_lookup import PromptLookup
@@ -15,6 +16,7 @@ from mlx_impl.transformer import Transformer, load
 __all__ = [
     "RULES",
     "AcceptanceRule",
+    "Chain",
     "Decoder",
     "DecoderState",
     "DeviceBlock",

@@ -6,8 +6,9 @@ is an index of the n-grams, so that a round costs what the new tokens cost, howe
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import mlx.core as mx
 
@@ -178,16 +179,10 @@ class PromptLookup:
         self._follow(history, len(history) if self._agrees(history, len(history)) else None)
         self._told = True
 
-    def copy(self) -> PromptLookup:
+    def copy(self) -> Self:
         """One with a copy of the index."""
-        twin = PromptLookup(
-            self.vocab_size,
-            max_ngram=self.max_ngram,
-            min_ngram=self.min_ngram,
-            occurrence=self.occurrence,
-            max_draft=self.max_draft,
-        )
-        twin._index, twin._told = self._index.copy(), self._told
+        twin = copy.copy(self)
+        twin._index = self._index.copy()
         return twin
 
     def _continuation(self, history: Sequence[int]) -> int | None:
