@@ -7,6 +7,7 @@ from mlx_impl.acceptance import RULES, AcceptanceRule
 from mlx_impl.cache import KVCache
 from mlx_impl.chain import Chain
 from mlx_impl.decoder import Decoder
+from mlx_impl.draft_length import AdaptiveLength, DraftLength
 from mlx_impl.drafters import DeviceBlock, Drafter, DraftModel
 from mlx_impl.prompt_lookup import PromptLookup
 from mlx_impl.randomness import KeyedRandomness, Randomness
@@ -16,10 +17,12 @@ from mlx_impl.transformer import Transformer, load
 __all__ = [
     "RULES",
     "AcceptanceRule",
+    "AdaptiveLength",
     "Chain",
     "Decoder",
     "DecoderState",
     "DeviceBlock",
+    "DraftLength",
     "DraftModel",
     "Drafter",
     "KVCache",
