@@ -5,7 +5,9 @@ Written independently of `reference`, of which only value types and errors are u
 
 from mlx_impl.acceptance import RULES, AcceptanceRule
 from mlx_impl.cache import KVCache
+from mlx_impl.chain import Chain
 from mlx_impl.decoder import Decoder
+from mlx_impl.draft_length import AdaptiveLength, DraftLength
 from mlx_impl.drafters import DeviceBlock, Drafter, DraftModel
 from mlx_impl.models import LoadedModel, load
 from mlx_impl.prompt_lookup import PromptLookup
@@ -18,9 +20,12 @@ from mlx_impl.transformer import Transformer
 __all__ = [
     "RULES",
     "AcceptanceRule",
+    "AdaptiveLength",
+    "Chain",
     "Decoder",
     "DecoderState",
     "DeviceBlock",
+    "DraftLength",
     "DraftModel",
     "Drafter",
     "KVCache",

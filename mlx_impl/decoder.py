@@ -21,6 +21,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_impl.acceptance import rule_for
+from mlx_impl.draft_length import DraftLength, draft_length
 from mlx_impl.drafters import NAME as DRAFT_NAME
 from mlx_impl.drafters import DeviceBlock, Drafter
 from mlx_impl.forward import check_tokens, device_tokens, plain_count, plain_tokens, vocab_size
@@ -48,7 +49,7 @@ class Decoder:
         rule: a name in `RULES`. `greedy` asks for temperature 0, an opaque sampler for `sampler_match`. None chooses:
             `sampler_match` for an opaque sampler, `greedy` at temperature 0, else `rejection`.
         randomness: makes the rule's choices and the first draw; may be shared with the drafter.
-        num_draft_tokens: k, most proposals in a round; 0 decodes plainly.
+        num_draft_tokens: k, most proposals in a round; 0 decodes plainly. A `DraftLength` chooses it for each round.
         stop_tokens: emitting one of them ends the turn; it is emitted itself.
         processors: of the target's logits, in mlx-lm's convention; applied before `sampling`.
 
@@ -64,7 +65,7 @@ class Decoder:
         sampling: SamplingParams | Sampler,
         rule: str | None = None,
         randomness: Randomness,
-        num_draft_tokens: int,
+        num_draft_tokens: int | DraftLength,
         stop_tokens: AbstractSet[int] = frozenset(),
         processors: Sequence[LogitsProcessor] = (),
     ) -> None:
@@ -72,7 +73,8 @@ class Decoder:
         self.rule = rule_for(sampling, rule)
         self.sampling = sampling
         self.randomness = randomness
-        self.num_draft_tokens = plain_count(num_draft_tokens, "num_draft_tokens", " (0 decodes plainly)")
+        self.draft_length = draft_length(num_draft_tokens)
+        self.num_draft_tokens = self.draft_length.max_k
         self.stop_tokens = frozenset(stop_tokens)
         self.processors = tuple(processors)
         self.vocab_size = vocab_size(target)
@@ -94,7 +96,9 @@ class Decoder:
             self._begin(state)
             block = self._propose(state)
             verdict = self._verify(state, block)
-            return self._commit(state, block, verdict)
+            done = self._commit(state, block, verdict)
+            self.draft_length.record(verdict.num_accepted)
+            return done
         except BaseException:
             state.roll_back()
             raise
@@ -108,8 +112,10 @@ class Decoder:
 
     def _propose(self, state: DecoderState) -> DeviceBlock:
         """Up to k proposals; one place of the budget is left for the target's own token."""
-        budget = min(self.num_draft_tokens, state.remaining - 1, *_rows_until_quantised(state))
+        limit = min((state.remaining - 1, *_rows_until_quantised(state)))
+        budget = min(self.draft_length.choose(limit), limit)
         block = state.drafter.propose(state.history, None, budget)
+        self.draft_length.proposed(len(block))
         if len(block) > budget:
             raise DecodingFault(f"the drafter proposed {len(block)} tokens on a budget of {budget}; mend the drafter")
         shape = (len(block), self.vocab_size)

@@ -212,6 +212,9 @@ class DraftModel:
         if missing:
             self._feed(missing)
         self.cache.commit(history[:-1])
+        if missing:
+            # Now, though it may be long until someone asks for a proposal: or the rows wait in a graph that grows.
+            mx.async_eval([layer.state for layer in self.cache])
 
     def rollback(self, history: Sequence[int]) -> None:
         """Cut every layer to at most the rows of `history[:-1]`; layers may differ after a failed forward."""
