@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from reference.cache import KVCache, LayerCache
 from reference.checkpoint import LlamaConfig, layer_shapes, read_config, read_tokens, read_weights
 from reference.errors import ContextExhausted, EmptyPrompt, HiddenCache, TokenOutOfRange
-from reference.values import Floats, as_integer
+from reference.values import Floats, Integers, as_count
 
 Bools = NDArray[np.bool_]
 Layer = Mapping[str, Floats]
@@ -119,20 +119,17 @@ class Transformer:
         return WholePass(self._finish(x).logits, tuple(rows))
 
     def _read(self, index: int, layer: Layer, x: Floats, queries: Floats, held: LayerCache,
-              positions: NDArray[np.int64]) -> Floats:  # fmt: skip
+              positions: Integers) -> Floats:  # fmt: skip
         """The rest of a layer, from what its cache holds now: every token sees the rows up to its own. -> [T, D]."""
         visible = np.arange(held.offset) <= positions[:, None]  # [T, S + T]
         return self._mix(layer, x, queries, held.keys, held.values, visible)
 
-    def _check_positions(self, positions: NDArray[np.int64]) -> None:
-        limit = self.config.max_positions
-        if limit is not None and positions[-1] >= limit:
-            raise ContextExhausted(
-                f"{self.name} was asked for position {positions[-1]}, and was made for {limit} positions; "
-                "end the turn before, or take a model with a longer context"
-            )
+    def _check_positions(self, positions: Integers) -> None:
+        last, limit = positions[-1], self.config.max_positions
+        if limit is not None and last >= limit:
+            raise ContextExhausted(f"{self.name} has {limit} positions, and was asked for {last}; end the turn before")
 
-    def _angles(self, positions: NDArray[np.int64]) -> Floats:
+    def _angles(self, positions: Integers) -> Floats:
         """[T] -> [T, d/2]."""
         return rotary_angles(positions, self.config)
 
@@ -170,8 +167,7 @@ def load(folder: Path | str) -> Transformer:
     Raises:
         CheckpointError: not a folder, no config.json, not a Llama, missing or ill-shaped weights, bad JSON.
     """
-    folder = Path(folder)
-    config = read_config(folder)
+    config = read_config(folder := Path(folder))
     return Transformer(config, read_weights(folder, config), folder.name, read_tokens(folder))
 
 
@@ -191,7 +187,7 @@ def split_heads(x: Floats, num_heads: int) -> Floats:
     return x.reshape(len(x), num_heads, -1).transpose(1, 0, 2)
 
 
-def rotary_angles(positions: NDArray[np.int64], config: LlamaConfig) -> Floats:
+def rotary_angles(positions: Integers, config: LlamaConfig) -> Floats:
     """How far each pair of entries turns at each position. [T] -> [T, d/2]."""
     half = config.head_dim // 2
     return positions[:, None] * config.rope_theta ** (-np.arange(half) / half)
@@ -212,38 +208,24 @@ def attention(queries: Floats, keys: Floats, values: Floats, visible: Bools) -> 
     n_heads, length, d = queries.shape
     n_kv = len(keys)
     grouped = queries.reshape(n_kv, n_heads // n_kv, length, d)  # [n_kv, group, T, d]
-    scores = grouped @ keys[:, None].swapaxes(-1, -2) / np.sqrt(d)  # [n_kv, group, T, S]
-    scores = np.where(visible, scores, -np.inf)
+    scores = np.where(visible, grouped @ keys[:, None].swapaxes(-1, -2) / np.sqrt(d), -np.inf)  # [n_kv, group, T, S]
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights = weights / weights.sum(axis=-1, keepdims=True)
-    mixed: Floats = weights @ values[:, None]  # [n_kv, group, T, d]
+    mixed: Floats = weights / weights.sum(axis=-1, keepdims=True) @ values[:, None]  # [n_kv, group, T, d]
     return mixed.reshape(n_heads, length, d).transpose(1, 0, 2).reshape(length, n_heads * d)
 
 
 def check_tokens(tokens: Sequence[int], model: LanguageModel) -> list[int]:
-    """The tokens as plain ints.
-
-    Raises:
-        TokenOutOfRange: names the first that is no id of the model's vocabulary, its index and the model.
-    """
-    ids: list[int] = []
-    for index, token in enumerate(tokens):
-        token_id = as_integer(token)
-        if token_id is None or not 0 <= token_id < model.vocab_size:
-            raise TokenOutOfRange(
-                f"token {token!r} at index {index} is outside the vocabulary 0..{model.vocab_size - 1} of {model.name}"
-                "; give integer ids from this model's tokenizer"
-            )
-        ids.append(token_id)
+    """The tokens as plain ints; TokenOutOfRange names the first that is no id of the model's vocabulary."""
+    ids = [as_count(token) for token in tokens]
+    for index, token in enumerate(ids):
+        if not 0 <= token < model.vocab_size:
+            vocabulary = f"the vocabulary 0..{model.vocab_size - 1} of {model.name}; give integer ids of its tokenizer"
+            raise TokenOutOfRange(f"token {tokens[index]!r} at index {index} is outside {vocabulary}")
     return ids
 
 
 def advance(model: LanguageModel, tokens: Sequence[int], cache: KVCache) -> Activations:
-    """`model.forward`, and proof that it wrote its rows where they can be rolled back.
-
-    Raises:
-        HiddenCache: the cache did not grow by one row per token.
-    """
+    """`model.forward`, and proof that its rows can be rolled back: HiddenCache unless the cache grew by one a token."""
     before = cache.offset
     activations = model.forward(tokens, cache)
     if cache.offset != before + len(tokens):
