@@ -64,14 +64,12 @@ class DraftModel:
     - `deferred`: in the next round, together with the pending token. Between rounds the cache may be one row short.
 
     Args:
-        model: the drafter's own model.
-        sampling: makes q of its logits; need not be the target's.
-        randomness: draws the proposals, unless `draw` is given.
-        schedule: see above.
+        model, sampling: the drafter's own model, and what makes q of its logits; need not be the target's.
+        randomness, draw: draw(q, position) draws a proposal, by default `randomness.categorical`; the `coupled` rule
+            wants `randomness.coupled_categorical`.
         min_prob: the block ends where the most probable token has less than this. Decided *before* the draw, from q
             alone: judging the token that was drawn would bias the output, since proposals would no longer follow q.
         max_draft: the most proposals per round, whatever the caller's budget.
-        draw: how to draw; the `coupled` rule wants `randomness.coupled_categorical`.
         processors: logits processors, applied as to the target.
         cache: rows to start from, of a prefix of the first history (a warm start).
         target: compare vocabularies with this model now, not at prefill.
@@ -89,12 +87,9 @@ class DraftModel:
             raise InvalidSetting(f"schedule is {schedule!r}; give one of {', '.join(get_args(Schedule))}")
         if not min_prob >= 0:
             raise InvalidSetting(f"min_prob is {min_prob}; give a number >= 0 (0 never stops a block)")
-        self.model, self.sampling, self.randomness = model, sampling, randomness
-        self.schedule = schedule
-        self.min_prob = min_prob
-        self.max_draft = checked_limit(max_draft)
-        self.draw = draw
-        self.processors = tuple(processors)
+        self.model, self.sampling, self.processors = model, sampling, tuple(processors)
+        self.randomness, self.draw = randomness, draw
+        self.schedule, self.min_prob, self.max_draft = schedule, min_prob, checked_limit(max_draft)
         self.cache = model.new_cache() if cache is None else cache
         if target is not None:
             self.check_vocabulary(target)
@@ -138,8 +133,7 @@ class DraftModel:
         After a full acceptance one row is missing, and no trim can express that (lablup/mlxcel#994).
         """
         self._drop_rows_from(len(history) - 1)
-        allowed_lag = 1 if self.schedule == "deferred" else 0
-        self._feed(history[: max(len(history) - 1 - allowed_lag, 0)])
+        self._feed(history[:-2] if self.schedule == "deferred" else history[:-1])
 
     def settle(self, history: Sequence[int]) -> None:
         """Trim to the committed tokens, and forward every one that is missing."""
@@ -191,16 +185,14 @@ def check_vocabularies(target_size: int, draft_size: int, target_tokens: Mapping
     Raises:
         VocabularyMismatch: the sizes differ; or both tokenizers are given and number a token differently.
     """
+    advice = "proposals are verified by id: use a drafter with the target's tokenizer"
     if target_size != draft_size:
-        raise VocabularyMismatch(
-            f"the target has {target_size} tokens, the drafter {draft_size}; proposals are verified by id, so ids must "
-            "mean the same: use a drafter with the target's tokenizer and (padded) vocabulary size"
-        )
-    if target_tokens is None or draft_tokens is None or target_tokens == draft_tokens:
+        sizes = f"the target has {target_size} tokens, the drafter {draft_size}"
+        raise VocabularyMismatch(f"{sizes}; {advice} and (padded) vocabulary size")
+    if target_tokens is None or draft_tokens is None:
         return
     for token in sorted(target_tokens.keys() | draft_tokens.keys()):
-        if target_tokens.get(token) != draft_tokens.get(token):
-            raise VocabularyMismatch(
-                f"target and drafter both have {target_size} ids, but {token!r} is {target_tokens.get(token)} for the "
-                f"target, {draft_tokens.get(token)} for the drafter: use a drafter with the target's tokenizer"
-            )
+        ours, theirs = target_tokens.get(token), draft_tokens.get(token)
+        if ours != theirs:
+            ids = f"both have {target_size} ids, but {token!r} is {ours} for the target, {theirs} for the drafter"
+            raise VocabularyMismatch(f"{ids}; {advice}")

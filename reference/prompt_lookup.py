@@ -41,9 +41,7 @@ class PromptLookup:
             object.__setattr__(self, name, checked_integer(name, getattr(self, name), 1))
         object.__setattr__(self, "max_draft", checked_limit(self.max_draft))
         if self.min_ngram > self.max_ngram:
-            raise InvalidSetting(
-                f"min_ngram is {self.min_ngram}, max_ngram {self.max_ngram}; give min_ngram <= max_ngram"
-            )
+            raise InvalidSetting(f"min_ngram is {self.min_ngram}, max_ngram {self.max_ngram}; give no more than that")
         if self.occurrence not in get_args(Occurrence):
             raise InvalidSetting(f"occurrence is {self.occurrence!r}; give one of {', '.join(get_args(Occurrence))}")
 
