@@ -8,8 +8,6 @@ Notation: the papers count drafted tokens d_1..d_k; here they are `drafted[0..k-
 the distributions of the token at the place of `drafted[i]`, given `drafted[:i]`; `p[k]` is that of the bonus.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate

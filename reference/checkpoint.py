@@ -4,8 +4,6 @@ It knows file formats, names and shapes, and leaves the maths to `transformer`. 
 faithfully (scaled rotary positions, biases, quantised weights) is refused, never approximated.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

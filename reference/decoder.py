@@ -5,8 +5,6 @@ kind of end, both caches hold exactly the committed tokens, that is the history 
 What is proposed, and what is accepted, it leaves to the drafter and the acceptance rule.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -51,10 +49,8 @@ class Decoder:
         object.__setattr__(self, "num_draft_tokens", k)
         stops = frozenset(checked_integer("a stop token", token, 0) for token in self.stop_tokens)
         object.__setattr__(self, "stop_tokens", stops)
-        if self.acceptance.name == "greedy" and self.sampling.temperature != 0:
-            raise InvalidSetting(
-                f"rule 'greedy' with temperature {self.sampling.temperature} does not keep p; set temperature 0"
-            )
+        if self.acceptance.name == "greedy" and (t := self.sampling.temperature) != 0:
+            raise InvalidSetting(f"rule 'greedy' with temperature {t} does not keep p; set temperature 0")
 
     @property
     def acceptance(self) -> AcceptanceRule:
@@ -93,8 +89,7 @@ class Decoder:
 
     def _propose(self, state: DecoderState) -> DraftBlock:
         """Up to k proposals; one place of the budget is left for the target's own token."""
-        remaining = state.max_tokens - len(state.emitted)
-        budget = min(self.num_draft_tokens, remaining - 1)
+        budget = min(self.num_draft_tokens, state.max_tokens - len(state.emitted) - 1)
         try:
             block = state.drafter.propose(state.history, state.target_hidden, budget)
             tokens = check_tokens(block.tokens, self.target)
@@ -102,12 +97,10 @@ class Decoder:
             raise DecodingFault(f"the drafter left the vocabulary: {error}") from error
         if len(block) > budget:
             raise DecodingFault(f"the drafter proposed {len(block)} tokens with a budget of {budget}; propose fewer")
-        sizes = [q.vocab_size for q in block.distributions]
-        if sizes != [self.target.vocab_size] * len(block):
-            raise DecodingFault(
-                f"the drafter gave {len(block)} tokens and distributions over {sizes} tokens; "
-                f"give one over the target's {self.target.vocab_size} for each"
-            )
+        size, sizes = self.target.vocab_size, [q.vocab_size for q in block.distributions]
+        if sizes != [size] * len(block):
+            gave = f"{len(block)} tokens and distributions over {sizes} tokens"
+            raise DecodingFault(f"the drafter gave {gave}; give one over the target's {size} for each")
         return DraftBlock(tuple(tokens), block.distributions)
 
     def _verify(self, state: DecoderState, block: DraftBlock) -> tuple[list[Floats], Activations]:
@@ -156,9 +149,7 @@ class Decoder:
         P - 1 rows.
 
         Raises:
-            EmptyPrompt, TokenOutOfRange: the prompt is refused.
-            InvalidSetting: max_tokens is not an integer >= 0.
-            VocabularyMismatch: the drafter is not one for this target.
+            EmptyPrompt, TokenOutOfRange, InvalidSetting, VocabularyMismatch: an argument is refused.
             CacheLengthError: a given cache holds more than P - 1 rows.
             DecodingFault: a model or the drafter broke its contract.
         """
@@ -178,10 +169,8 @@ class Decoder:
             token = self.acceptance.decide([p], [], [], self.randomness, len(prompt)).token
             history, tokens = [*prompt, token], [GeneratedToken(token, from_draft=False, round_index=-1)]
             drafter.settle(history)
-            finish = self._finish(token, 1, max_tokens)
-            return DecoderState(
-                history, len(prompt), max_tokens, cache, drafter, activations.hidden, tokens, finish=finish
-            )
+            hidden, finish = activations.hidden, self._finish(token, 1, max_tokens)
+            return DecoderState(history, len(prompt), max_tokens, cache, drafter, hidden, tokens, finish=finish)
         except BaseException:
             cache.trim_to(held)
             drafter.rollback(prompt[: draft_held + 1])
@@ -212,10 +201,8 @@ class Decoder:
         drafter.check_vocabulary(self.target)
         for owner, rows in (("target", cache.offset), ("draft", _rows(drafter))):
             if rows > len(prompt) - 1:
-                raise CacheLengthError(
-                    f"{owner} cache holds {rows} rows, a prompt of {len(prompt)} tokens allows {len(prompt) - 1} (its "
-                    "last is forwarded): trim the cache to what it shares with the prompt, or pass a new one"
-                )
+                held = f"{owner} cache holds {rows} rows, a prompt of {len(prompt)} tokens allows {len(prompt) - 1}"
+                raise CacheLengthError(f"{held} (its last is forwarded): trim the cache to a prefix, or pass a new one")
 
     # ------------------------------------------------------------------------------------------ run to the end
 
@@ -229,11 +216,10 @@ class Decoder:
             InvalidSetting: the state was used up by `extend`. Otherwise as `step`.
         """
         state.check_usable()
-        while True:
-            yield from self._deliver(state)
-            if state.finish is not None:
-                return
+        yield from self._deliver(state)
+        while state.finish is None:
             self.step(state)
+            yield from self._deliver(state)
 
     def _deliver(self, state: DecoderState) -> Generator[GeneratedToken, None, None]:
         while state.delivered < len(state.tokens):
@@ -250,8 +236,8 @@ class Decoder:
 
     def _until_stop(self, tokens: Sequence[int]) -> Sequence[int]:
         """Cut behind the first stop token."""
-        ends = [i + 1 for i, token in enumerate(tokens) if token in self.stop_tokens]
-        return tokens[: ends[0]] if ends else tokens
+        end = next((i for i, token in enumerate(tokens, 1) if token in self.stop_tokens), len(tokens))
+        return tokens[:end]
 
     def _finish(self, last: int, num_emitted: int, max_tokens: int) -> Finish | None:
         if last in self.stop_tokens:

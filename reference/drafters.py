@@ -4,8 +4,6 @@ A drafter owns its cache. It never remembers a position beside it: what to forwa
 from the history it is given and the rows its cache holds. What the target makes of a proposal is not its business.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol, Self, get_args

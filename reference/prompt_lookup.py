@@ -3,8 +3,6 @@
 The proposals are certain given the history, so every q is a point mass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self, get_args

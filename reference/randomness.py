@@ -4,8 +4,6 @@
 under 1, which no amount of sampling hits. `specproof.enumeration` walks all outcomes, behind the same protocol.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol
 

@@ -3,8 +3,6 @@
 It knows sampling parameters and logits processors; who draws, and with which randomness, is decided elsewhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ nothing of drafting or sampling. The two passes, `forward` and `forward_without_
 a layer and no code that touches a cache, so that each can be checked against the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
