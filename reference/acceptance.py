@@ -1,8 +1,7 @@
 """The acceptance rules: given p, q and the proposals, how many stand, and which token follows them.
 
-Pure functions of arrays and a source of randomness; they know no model and no cache. All but `coupled`
-use only operations that exact fractions have too, so that for rational p and q the law of a rule can be
-compared with the target's by `==`.
+Pure functions of arrays and a source of randomness; they know no model and no cache. All but `coupled` use only
+operations that fractions have too, so that for rational p and q the law of a rule can be compared by `==`.
 
 Notation: the papers count drafted tokens d_1..d_k; here they are `drafted[0..k-1]`. `p[i]` and `q[i]` are
 the distributions of the token at the place of `drafted[i]`, given `drafted[:i]`; `p[k]` is that of the bonus.

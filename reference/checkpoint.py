@@ -56,8 +56,7 @@ def read_config(folder: Path) -> LlamaConfig:
     Raises:
         CheckpointError: no such file, not JSON, not a Llama, parts unknown here, a value missing or of another kind.
     """
-    file = folder / "config.json"
-    if not file.is_file():
+    if not (file := folder / "config.json").is_file():
         problem = "has no config.json" if folder.is_dir() else "is not a folder"
         raise CheckpointError(f"{folder} {problem}; give a Hugging Face checkpoint folder")
     given = {name: value for name, value in _read_json(file).items() if value is not None}
@@ -150,27 +149,24 @@ def _read_tensors(file: Path) -> dict[str, Floats]:
         entries = _deserialize(file.read_bytes())
     except safetensors.SafetensorError as error:
         raise CheckpointError(f"{file} is not a safetensors file ({error}); download it again") from error
-    return {
-        name: _DECODERS[entry["dtype"]](entry["data"]).astype(np.float64).reshape(entry["shape"])
-        for name, entry in entries
-        if entry["dtype"] in _DECODERS
-    }
+    floats = [(name, entry) for name, entry in entries if entry["dtype"] in _DECODERS]
+    return {name: _DECODERS[e["dtype"]](e["data"]).astype(np.float64).reshape(e["shape"]) for name, e in floats}
 
 
 def read_tokens(folder: Path) -> dict[str, int] | None:
     """The vocabulary of `tokenizer.json`, token -> id; None where there is no such file, or it lists no tokens by id.
 
     Raises:
-        CheckpointError: the file is not JSON.
+        CheckpointError: the file is not JSON, or not of the format.
     """
-    if not (folder / "tokenizer.json").is_file():
+    if not (file := folder / "tokenizer.json").is_file():
         return None
-    fields = _read_json(folder / "tokenizer.json")
+    fields = _read_json(file)
     try:
         vocabulary = (fields.get("model") or {}).get("vocab")
         added = {token["content"]: token["id"] for token in fields.get("added_tokens") or ()}
     except (AttributeError, KeyError, TypeError) as error:
-        raise CheckpointError(f"tokenizer.json in {folder} is not of its format ({error!r}); mend it") from error
+        raise CheckpointError(f"{file} is not of its format ({error!r}); download it again") from error
     return {**vocabulary, **added} if isinstance(vocabulary, Mapping) else None
 
 

@@ -26,12 +26,7 @@ __all__ = ["Decoder", "DecoderState"]
 
 @dataclass(frozen=True)
 class Decoder:
-    """A speculative decoder.
-
-    Raises:
-        InvalidSetting: an unknown rule, num_draft_tokens or a stop token not an integer >= 0, `greedy` above
-            temperature 0.
-    """
+    """A speculative decoder. InvalidSetting for a setting outside its range, and for `greedy` above temperature 0."""
 
     target: LanguageModel  # the model whose distribution is kept
     _: KW_ONLY
@@ -46,9 +41,8 @@ class Decoder:
         if isinstance(self.rule, str) and self.rule not in RULES:
             raise InvalidSetting(f"no acceptance rule is named {self.rule!r}; give one of {', '.join(RULES)}")
         k = checked_integer("num_draft_tokens", self.num_draft_tokens, 0, " (0 drafts nothing)")
-        object.__setattr__(self, "num_draft_tokens", k)
         stops = frozenset(checked_integer("a stop token", token, 0) for token in self.stop_tokens)
-        object.__setattr__(self, "stop_tokens", stops)
+        vars(self).update(num_draft_tokens=k, stop_tokens=stops)
         if self.acceptance.name == "greedy" and (t := self.sampling.temperature) != 0:
             raise InvalidSetting(f"rule 'greedy' with temperature {t} does not keep p; set temperature 0")
 
@@ -56,8 +50,6 @@ class Decoder:
     def acceptance(self) -> AcceptanceRule:
         """The rule itself."""
         return RULES[self.rule] if isinstance(self.rule, str) else self.rule
-
-    # ---------------------------------------------------------------------------------------------- one round
 
     def step(self, state: DecoderState) -> Round:
         """One round: propose, verify, commit. After any exception the state is as it was before.
@@ -116,16 +108,14 @@ class Decoder:
         emitted = self._until_stop([*drafted[:a], verdict.token])
         tested = range(min(a + 1, len(drafted)))
         return Round(
-            drafted=drafted,
-            num_accepted=a,
-            emitted=tuple(emitted),
+            drafted, a, tuple(emitted),
             p=tuple(float(p[i][token]) for i, token in enumerate(drafted)),
             q=tuple(float(q[i][token]) for i, token in enumerate(drafted)),
             sum_min=tuple(float(np.minimum(p[i], q[i]).sum()) for i in tested),
             sum_prod=tuple(float((p[i] * q[i]).sum()) for i in tested),
             log_probabilities=tuple(_log(float(p[i][token])) for i, token in enumerate(emitted)),
             finish=self._finish(emitted[-1], len(state.emitted) + len(emitted), state.max_tokens),
-        )
+        )  # fmt: skip
 
     def _commit(self, state: DecoderState, round_: Round) -> None:
         """Leave in the caches what is committed now. The history itself is still the old one."""
@@ -137,8 +127,6 @@ class Decoder:
             state.drafter.commit(history)
         else:
             state.drafter.settle(history)
-
-    # ------------------------------------------------------------------------------------------- begin a turn
 
     def prefill(self, prompt: Sequence[int], drafter: Drafter, max_tokens: int,
                 target_cache: KVCache | None = None) -> DecoderState:  # fmt: skip
@@ -180,8 +168,7 @@ class Decoder:
         """Begin the next turn: `tokens` (perhaps none) follow the history. `state` is used up: its caches go on.
 
         Raises:
-            As `prefill`, and `state` stays usable then. InvalidSetting, too, where it was used up before, and
-            CacheLengthError where its target cache does not hold the committed tokens.
+            As `prefill`, and `state` stays usable then; and as `step` where it was used up, or its cache is another's.
         """
         state.check_usable()
         state.check_boundary()
@@ -204,16 +191,13 @@ class Decoder:
                 held = f"{owner} cache holds {rows} rows, a prompt of {len(prompt)} tokens allows {len(prompt) - 1}"
                 raise CacheLengthError(f"{held} (its last is forwarded): trim the cache to a prefix, or pass a new one")
 
-    # ------------------------------------------------------------------------------------------ run to the end
-
     def generate(self, state: DecoderState) -> Generator[GeneratedToken, None, None]:
         """Hand out tokens until the turn ends, those that are waiting first.
 
         A round is committed before its first token is handed out. Closing the iterator takes back what was not: the
         history ends with the last token delivered, and `generate` on the same state goes on from there.
 
-        Raises:
-            InvalidSetting: the state was used up by `extend`. Otherwise as `step`.
+        Raises: as `step`.
         """
         state.check_usable()
         yield from self._deliver(state)

@@ -72,9 +72,7 @@ class DraftModel:
         cache: rows to start from, of a prefix of the first history (a warm start).
         target: compare vocabularies with this model now, not at prefill.
 
-    Raises:
-        InvalidSetting: unknown schedule, negative min_prob or max_draft.
-        VocabularyMismatch: model and `target` number their tokens differently.
+    Raises InvalidSetting for a setting outside its range, and VocabularyMismatch as `check_vocabularies`.
     """
 
     def __init__(self, model: LanguageModel, sampling: SamplingParams, randomness: Randomness, *,
@@ -101,12 +99,7 @@ class DraftModel:
         return min(self.cache.offset, len(history))
 
     def propose(self, history: Sequence[int], target_hidden: Floats | None, budget: int) -> DraftBlock:
-        """Up to min(budget, max_draft) proposals, drawn one after the other.
-
-        Raises:
-            HiddenCache: the model did not write to the cache.
-            NonFiniteLogits: NaN or infinite logits.
-        """
+        """Up to min(budget, max_draft) proposals, drawn one after the other; DecodingFault by a broken model."""
         k = budget if self.max_draft is None else min(budget, self.max_draft)
         if k <= 0 or not history:
             return DraftBlock()
@@ -178,11 +171,7 @@ def tokens_of(model: LanguageModel) -> Mapping[str, int] | None:
 
 def check_vocabularies(target_size: int, draft_size: int, target_tokens: Mapping[str, int] | None = None,
                        draft_tokens: Mapping[str, int] | None = None) -> None:  # fmt: skip
-    """Refuse a drafter whose token ids do not mean what the target's mean.
-
-    Raises:
-        VocabularyMismatch: the sizes differ; or both tokenizers are given and number a token differently.
-    """
+    """VocabularyMismatch where the sizes differ, or both tokenizers are given and number a token differently."""
     advice = "proposals are verified by id: use a drafter with the target's tokenizer"
     if target_size != draft_size:
         sizes = f"the target has {target_size} tokens, the drafter {draft_size}"

@@ -28,10 +28,8 @@ def next_distribution(logits: Floats, context: Sequence[int], params: SamplingPa
     """
     position = len(context) - 1
     if len(bad := np.flatnonzero(~np.isfinite(logits))):
-        raise NonFiniteLogits(
-            f"{model_name} gave the logit {logits[bad[0]]} for token {bad[0]} at position {position}; a logit is "
-            "finite: check the model's weights and precision"
-        )
+        logit = f"the logit {logits[bad[0]]} for token {bad[0]} at position {position}"
+        raise NonFiniteLogits(f"{model_name} gave {logit}; nothing can be drawn: check the model's weights")
     for index, processor in enumerate(processors):
         processed = processor(context, logits)
         if not isinstance(processed, np.ndarray) or processed.shape != logits.shape:
@@ -40,18 +38,15 @@ def next_distribution(logits: Floats, context: Sequence[int], params: SamplingPa
             raise DecodingFault(f"logits processor {index} of {model_name} returned {got}, expected {wanted}")
         logits = processed
     if not np.isfinite(logits.max()):  # NaN, where one of them is
-        raise NonFiniteLogits(
-            f"the logits processors left no distribution for {model_name} at position {position} "
-            f"(highest logit {logits.max()}); they may ban tokens with -inf, but not all, and give no NaN"
-        )
+        left = f"no distribution for {model_name} at position {position} (highest logit {logits.max()})"
+        raise NonFiniteLogits(f"the logits processors left {left}; ban tokens with -inf, but not all, and give no NaN")
     return distribution(logits, params, context)
 
 
 def distribution(logits: Floats, params: SamplingParams, context: Sequence[int]) -> Floats:
     """The exact distribution [V] that `params` make of logits [V] after the tokens of `context`.
 
-    Steps, in this order: penalties, logit bias, temperature, top-k, top-p, min-p. Each filter renormalises, so that
-    top-p is a share of what top-k kept. Logits of -inf stay without mass.
+    Each filter renormalises, so that top-p is a share of what top-k kept. Logits of -inf stay without mass.
 
     Raises:
         NonFiniteLogits: penalties or bias made a finite logit infinite or NaN.

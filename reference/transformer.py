@@ -1,8 +1,7 @@
-"""A Llama in NumPy, float64: read from a Hugging Face folder, run with or without a cache.
+"""A Llama in NumPy, float64: RMSNorm, half-split rotary positions, grouped-query attention, SwiGLU, head tied or not.
 
-RMSNorm, rotary positions (half-split), grouped-query attention, SwiGLU, tied or untied head. It knows
-nothing of drafting or sampling. The two passes, `forward` and `forward_without_cache`, share the maths of
-a layer and no code that touches a cache, so that each can be checked against the other.
+The two passes, `forward` and `forward_without_cache`, share the maths of a layer and no code that touches a cache, so
+that each can be checked against the other. It knows nothing of drafting or sampling.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,14 +61,10 @@ class Transformer:
 
     def __init__(self, config: LlamaConfig, weights: Mapping[str, Floats], name: str,
                  tokens: Mapping[str, int] | None = None) -> None:  # fmt: skip
-        self.config = config
-        self.name = name
-        self.tokens = tokens
+        self.config, self.name, self.tokens = config, name, tokens
         self.embedding = weights["model.embed_tokens.weight"]  # [V, D]
-        self.layers: list[Layer] = [
-            {part: weights[f"model.layers.{index}.{part}.weight"] for part in layer_shapes(config)}
-            for index in range(config.num_layers)
-        ]
+        parts, indices = layer_shapes(config), range(config.num_layers)
+        self.layers: list[Layer] = [{p: weights[f"model.layers.{i}.{p}.weight"] for p in parts} for i in indices]
         self.final_norm = weights["model.norm.weight"]  # [D]
         self.head = self.embedding if config.tied else weights["lm_head.weight"]  # [V, D]
 
@@ -87,8 +82,7 @@ class Transformer:
 
         Raises:
             EmptyPrompt: no tokens.
-            TokenOutOfRange: a token outside the vocabulary; the cache is unchanged.
-            ContextExhausted: a position beyond those the model was made for; the cache is unchanged.
+            TokenOutOfRange, ContextExhausted: a token or a position the model has not; the cache is unchanged.
         """
         x = self._embed(tokens)  # [T] -> [T, D]
         positions = cache.offset + np.arange(len(x))  # [T]
@@ -101,11 +95,7 @@ class Transformer:
         return self._finish(x)
 
     def forward_without_cache(self, tokens: Sequence[int]) -> WholePass:
-        """Run T tokens from position 0, all at once.
-
-        Raises:
-            EmptyPrompt, TokenOutOfRange: as `forward`.
-        """
+        """Run T tokens from position 0, all at once. Raises EmptyPrompt and TokenOutOfRange, as `forward`."""
         x = self._embed(tokens)  # [T] -> [T, D]
         causal = np.tri(len(x), dtype=np.bool_)  # [T, T]
         angles = rotary_angles(np.arange(len(x)), self.config)  # [T, d/2]
@@ -160,11 +150,7 @@ class Transformer:
 
 
 def load(folder: Path | str) -> Transformer:
-    """Read a Hugging Face Llama folder; the model is named after it.
-
-    Raises:
-        CheckpointError: not a folder, no config.json, not a Llama, missing or ill-shaped weights, bad JSON.
-    """
+    """Read a Hugging Face Llama folder; the model is named after it. CheckpointError where it cannot be read."""
     config = read_config(folder := Path(folder))
     return Transformer(config, read_weights(folder, config), folder.name, read_tokens(folder))
 
@@ -227,8 +213,6 @@ def advance(model: LanguageModel, tokens: Sequence[int], cache: KVCache) -> Acti
     before = cache.offset
     activations = model.forward(tokens, cache)
     if cache.offset != before + len(tokens):
-        raise HiddenCache(
-            f"{model.name} forwarded {len(tokens)} tokens, but the cache it was given went from {before} to "
-            f"{cache.offset} rows; rows kept elsewhere cannot be rolled back: let forward append to its cache argument"
-        )
+        went = f"the cache it was given went from {before} to {cache.offset} rows"
+        raise HiddenCache(f"{model.name} forwarded {len(tokens)} tokens, but {went}; let forward append to that cache")
     return activations

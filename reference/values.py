@@ -88,13 +88,12 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidSetting(f"logit_bias is {self.logit_bias!r}; give a mapping: token id -> number")
+        given = vars(self)
         tokens = [checked_integer("logit_bias", token, 0, " as token id") for token in self.logit_bias]
         values = [_checked_number("logit_bias", value) for value in self.logit_bias.values()]
-        object.__setattr__(self, "logit_bias", MappingProxyType(dict(zip(tokens, values, strict=True))))
-        for name in ("top_k", "penalty_window"):
-            object.__setattr__(self, name, checked_integer(name, getattr(self, name), 0, " (0: all tokens)"))
-        for name in _ALLOWED.keys() - {"logit_bias"}:
-            object.__setattr__(self, name, _checked_number(name, getattr(self, name)))
+        counts = {n: checked_integer(n, given[n], 0, " (0: all tokens)") for n in ("top_k", "penalty_window")}
+        numbers = {n: _checked_number(n, given[n]) for n in _ALLOWED if n != "logit_bias"}
+        given.update(counts | numbers, logit_bias=MappingProxyType(dict(zip(tokens, values, strict=True))))
 
     @property
     def has_penalties(self) -> bool:
