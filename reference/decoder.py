@@ -189,7 +189,7 @@ class Decoder:
         for owner, rows in (("target", cache.offset), ("draft", _rows(drafter))):
             if rows > len(prompt) - 1:
                 held = f"{owner} cache holds {rows} rows, a prompt of {len(prompt)} tokens allows {len(prompt) - 1}"
-                raise CacheLengthError(f"{held} (its last is forwarded): trim the cache to shared rows, or pass a new one")
+                raise CacheLengthError(f"{held} (its last is forwarded): trim the cache to shared rows, or pass none")
 
     def generate(self, state: DecoderState) -> Generator[GeneratedToken, None, None]:
         """Hand out tokens until the turn ends, those that are waiting first.
