@@ -10,13 +10,13 @@ from reference.cache import KVCache
 from reference.decoder import Decoder, DecoderState
 from reference.drafters import Drafter, DraftModel
 from reference.prompt_lookup import PromptLookup
-from reference.randomness import EnumeratedRandomness, Randomness, SeededRandomness, UniformRandomness
+from reference.randomness import Randomness, SeededRandomness, UniformRandomness
 from reference.sampling import distribution
 from reference.transformer import LanguageModel, Transformer, load
 from reference.values import DraftBlock, DraftDistribution, GeneratedToken, Round, SamplingParams
 
 __all__ = [
     "RULES", "AcceptanceRule", "Decoder", "DecoderState", "DraftBlock", "DraftDistribution", "DraftModel", "Drafter",
-    "EnumeratedRandomness", "GeneratedToken", "KVCache", "LanguageModel", "PromptLookup", "Randomness", "Round",
-    "SamplingParams", "SeededRandomness", "Transformer", "UniformRandomness", "Verdict", "distribution", "load",
+    "GeneratedToken", "KVCache", "LanguageModel", "PromptLookup", "Randomness", "Round", "SamplingParams",
+    "SeededRandomness", "Transformer", "UniformRandomness", "Verdict", "distribution", "load",
 ]  # fmt: skip

@@ -1,20 +1,16 @@
 """The acceptance rules: given p, q and the proposals, how many stand, and which token follows them.
 
-Pure functions of arrays and a source of randomness; they know no model and no cache. All but `coupled`
-use only operations that exact fractions have too, so that for rational p and q the law of a rule can be
-compared with the target's by `==`.
+Pure functions of arrays and a source of randomness; they know no model and no cache. All but `coupled` use only
+operations that fractions have too, so that for rational p and q the law of a rule can be compared by `==`.
 
 Notation: the papers count drafted tokens d_1..d_k; here they are `drafted[0..k-1]`. `p[i]` and `q[i]` are
 the distributions of the token at the place of `drafted[i]`, given `drafted[:i]`; `p[k]` is that of the bonus.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -61,10 +57,8 @@ class AcceptanceRule:
         """
         for i, token in enumerate(drafted):
             if not q[i][token] > 0:  # NaN, too
-                raise DishonestDraft(
-                    f"draft {i} of the block is token {token}, which has no mass under the q reported for it; "
-                    "report the distribution the token was drawn from, after all filters"
-                )
+                no_mass = f"token {token}, which has no mass under the q reported for it"
+                raise DishonestDraft(f"draft {i} of the block is {no_mass}; report what it was really drawn from")
         return self.decision(p, q, drafted, randomness, position)
 
 
@@ -105,9 +99,7 @@ def block(p: Dists, q: Dists, drafted: Sequence[int], randomness: Randomness, po
     for i in range(1, k + 1):
         if randomness.bernoulli(w[k] if i == k else _block_coin(w[i], p[i], q[i])):
             tau = i
-    if tau == k:
-        return Verdict(k, randomness.categorical(p[k]))
-    return Verdict(tau, randomness.categorical(residual(p[tau], q[tau], w[tau])))
+    return Verdict(tau, randomness.categorical(p[k] if tau == k else residual(p[tau], q[tau], w[tau])))
 
 
 def coupled(p: Dists, q: Dists, drafted: Sequence[int], randomness: Randomness, position: int) -> Verdict:
@@ -122,8 +114,7 @@ def coupled(p: Dists, q: Dists, drafted: Sequence[int], randomness: Randomness, 
 def _match(drafted: Sequence[int], own: Callable[[int], int]) -> Verdict:
     """Accept while the proposal is the target's own token for that place of the block; emit the target's."""
     for i, token in enumerate(drafted):
-        y = own(i)
-        if token != y:
+        if (y := own(i)) != token:
             return Verdict(i, y)
     return Verdict(len(drafted), own(len(drafted)))
 
@@ -170,24 +161,19 @@ Conditional = Callable[[tuple[int, ...]], Probabilities]
 """The distribution [V] of the next token, given the tokens drafted before it in the block."""
 
 
-def expected_accepted_block(p: Conditional, q: Conditional, k: int) -> Any:
+def expected_accepted_block(p: Conditional, q: Conditional, k: int, prefix: tuple[int, ...] = (), w: Any = 1) -> Any:
     """Expected accepted proposals of `block`: sum_i sum over d_1..d_i of q(d_1..d_i) * w_i.
 
-    Walks all prefixes with mass under q, V ** k at the most.
+    Walks all prefixes with mass under q, V ** k at the most: k more proposals behind `prefix`, which has the weight w.
     """
-
-    def behind(prefix: tuple[int, ...], weight: Any) -> Any:
-        """What is expected to be accepted behind `prefix`, given that it was drafted and has the weight w."""
-        if len(prefix) == k:
-            return 0
-        p_here, q_here = p(prefix), q(prefix)
-        total: Any = 0
-        for token in np.flatnonzero(q_here):
-            w = min(weight * p_here[token] / q_here[token], 1)
-            total = total + q_here[token] * (w + behind((*prefix, int(token)), w))
-        return total
-
-    return behind((), 1)
+    if k == 0:
+        return 0
+    p_here, q_here, expected = p(prefix), q(prefix), 0
+    for token in np.flatnonzero(q_here):
+        w_next = min(w * p_here[token] / q_here[token], 1)
+        behind = expected_accepted_block(p, q, k - 1, (*prefix, int(token)), w_next)
+        expected = expected + q_here[token] * (w_next + behind)
+    return expected
 
 
 _RULES = (
@@ -197,5 +183,5 @@ _RULES = (
     AcceptanceRule("block", True, True, lambda p, q: np.minimum(p, q).sum(), block),
     AcceptanceRule("coupled", True, False, _gumbel_agreement, coupled),
 )
-RULES: Mapping[str, AcceptanceRule] = MappingProxyType({rule.name: rule for rule in _RULES})
+RULES: Mapping[str, AcceptanceRule] = {rule.name: rule for rule in _RULES}
 """Every acceptance rule by its name."""

@@ -60,9 +60,7 @@ class KVCache:
     def offset(self) -> int:
         """Rows in every layer; CacheLengthError where the layers disagree."""
         if len(set(self.offsets)) > 1:
-            raise CacheLengthError(
-                f"the layers hold {self.offsets} rows; a forward failed half-way: call trim_to with their last length"
-            )
+            raise CacheLengthError(f"the layers hold {self.offsets} rows; a forward failed half-way: call trim_to")
         return self.offsets[0]
 
     def append(self, layer: int, keys: Floats, values: Floats) -> LayerCache:
@@ -71,23 +69,16 @@ class KVCache:
         return self.layers[layer]
 
     def trim(self, n: int) -> int:
-        """Drop the last n rows of every layer, and return n: never fewer, never silently.
-
-        Raises:
-            CacheLengthError: n is negative or more than the cache holds, or the layers disagree.
-        """
+        """Drop the last n rows of every layer, and return n: never fewer, else CacheLengthError."""
         if not 0 <= n <= self.offset:
             raise CacheLengthError(f"cannot trim {n} rows off a cache of {self.offset}; check the caller's count")
         self.trim_to(self.offset - n)
         return n
 
     def trim_to(self, length: int) -> None:
-        """Cut every layer to `length` rows, or to as many as the shortest layer holds.
+        """Cut every layer to `length` >= 0 rows, or to as many as the shortest layer holds.
 
         This is how a failed forward is undone: whatever layer it stopped at, the layers agree afterwards.
-
-        Raises:
-            CacheLengthError: `length` is negative.
         """
         if length < 0:
             raise CacheLengthError(f"cannot trim a cache to {length} rows; give a length >= 0")

@@ -4,8 +4,6 @@ It knows file formats, names and shapes, and leaves the maths to `transformer`. 
 faithfully (scaled rotary positions, biases, quantised weights) is refused, never approximated.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,11 +12,25 @@ from typing import Any
 
 import numpy as np
 import safetensors
+from numpy.typing import NDArray
 
 from reference.errors import CheckpointError
 from reference.values import Floats
 
 _deserialize: Callable[[bytes], list[tuple[str, dict[str, Any]]]] = safetensors.deserialize
+
+_PLAIN = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "partial_rotary_factor": 1,
+          "quantization": None, "quantization_config": None}  # fmt: skip
+_PLAIN_ROPE = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1}
+"""What a Llama may have that is unknown here -> the value, beside null, that says that it has not."""
+
+_DECODERS: Mapping[str, Callable[[bytes], NDArray[Any]]] = {
+    "F64": lambda data: np.frombuffer(data, "<f8"),
+    "F32": lambda data: np.frombuffer(data, "<f4"),
+    "F16": lambda data: np.frombuffer(data, "<f2"),
+    "BF16": lambda data: (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4"),
+}
+"""Float formats. Decoded here, since NumPy (and `safetensors.numpy`) has no bfloat16: the upper half of a float32."""
 
 
 @dataclass(frozen=True)
@@ -35,86 +47,67 @@ class LlamaConfig:
     rms_norm_eps: float
     rope_theta: float
     tied: bool
-    max_positions: int | None = None
+    max_positions: int | None = None  # None: no limit
 
 
 def read_config(folder: Path) -> LlamaConfig:
-    """The sizes in `config.json`.
+    """The sizes in `config.json`, where null is as good as nothing.
 
     Raises:
         CheckpointError: no such file, not JSON, not a Llama, parts unknown here, a value missing or of another kind.
     """
-    if not (folder / "config.json").is_file():
+    if not (file := folder / "config.json").is_file():
         problem = "has no config.json" if folder.is_dir() else "is not a folder"
         raise CheckpointError(f"{folder} {problem}; give a Hugging Face checkpoint folder")
-    fields = _read_json(folder / "config.json")
-    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    given = {name: value for name, value in _read_json(file).items() if value is not None}
+    rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
-        raise CheckpointError(f"{folder}/config.json describes rotary positions by {rope!r}; give a JSON object")
-    _refuse_unknown_parts(folder, fields, rope)
+        raise CheckpointError(f"{file} describes rotary positions by {rope!r}; give a JSON object")
+    _refuse_unknown_parts(file, given, rope)
 
-    def positive(name: str, absent: Any = None, kinds: tuple[type, ...] = (int,)) -> Any:
-        value = absent if fields.get(name) is None else fields[name]
+    def positive(name: str, absent: object = None, *, kinds: tuple[type, ...] = (int,)) -> Any:
+        value: Any = given.get(name, absent)
         if type(value) not in kinds or not value > 0:
             wanted = " or ".join(kind.__name__ for kind in kinds)
-            raise CheckpointError(f"{folder}/config.json gives {name} as {value!r}; a Llama needs a positive {wanted}")
+            raise CheckpointError(f"{file} gives {name} as {value!r}; a Llama needs a positive {wanted}")
         return value
 
-    heads, hidden_size = positive("num_attention_heads"), positive("hidden_size")
+    heads, hidden_size, real = positive("num_attention_heads"), positive("hidden_size"), (int, float)
     config = LlamaConfig(
-        vocab_size=positive("vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=positive("intermediate_size"),
-        num_layers=positive("num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=positive("num_key_value_heads", heads),
-        head_dim=positive("head_dim", hidden_size // heads),
-        rms_norm_eps=positive("rms_norm_eps", 1e-6, (int, float)),
-        rope_theta=positive("rope_theta", rope.get("rope_theta", 10000.0), (int, float)),
-        tied=fields.get("tie_word_embeddings", False),
-        max_positions=None if fields.get("max_position_embeddings") is None else positive("max_position_embeddings"),
-    )
+        vocab_size=positive("vocab_size"), hidden_size=hidden_size, intermediate_size=positive("intermediate_size"),
+        num_layers=positive("num_hidden_layers"), num_heads=heads, num_kv_heads=positive("num_key_value_heads", heads),
+        head_dim=positive("head_dim", hidden_size // heads), rms_norm_eps=positive("rms_norm_eps", 1e-6, kinds=real),
+        rope_theta=positive("rope_theta", rope.get("rope_theta", 10000.0), kinds=real),
+        tied=given.get("tie_word_embeddings", False),
+        max_positions=positive("max_position_embeddings") if "max_position_embeddings" in given else None,
+    )  # fmt: skip
     if not isinstance(config.tied, bool):
-        raise CheckpointError(f"{folder}/config.json gives tie_word_embeddings as {config.tied!r}; give true or false")
+        raise CheckpointError(f"{file} gives tie_word_embeddings as {config.tied!r}; give true or false")
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
-        raise CheckpointError(
-            f"{folder}/config.json gives {config.num_heads} heads of size {config.head_dim} on {config.num_kv_heads} "
-            "key heads; the numbers must divide evenly and the size be even"
-        )
+        sizes = f"{config.num_heads} heads of size {config.head_dim} on {config.num_kv_heads} key heads"
+        raise CheckpointError(f"{file} gives {sizes}; the numbers must divide evenly and the size be even")
     return config
 
 
-def _refuse_unknown_parts(folder: Path, fields: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+def _refuse_unknown_parts(file: Path, given: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
     """Refuse what would be computed wrongly: another architecture, or a Llama with parts unknown here."""
-    if fields.get("model_type") != "llama":
-        raise CheckpointError(f"{folder} is a {fields.get('model_type')!r} model; only 'llama' checkpoints can be read")
-    parts = {
-        "attention_bias": fields.get("attention_bias", False),
-        "mlp_bias": fields.get("mlp_bias", False),
-        "hidden_act": fields.get("hidden_act", "silu") != "silu",
-        "scaled rotary positions": rope.get("rope_type", rope.get("type", "default")) != "default",
-        "partial_rotary_factor": any(place.get("partial_rotary_factor") not in (None, 1) for place in (fields, rope)),
-        "quantization": "quantization" in fields or "quantization_config" in fields,
-    }
-    if used := [part for part, is_used in parts.items() if is_used]:
-        raise CheckpointError(f"{folder}/config.json uses {used[0]}, unknown to this reader; give a plain Llama")
+    if (kind := given.get("model_type")) != "llama":
+        raise CheckpointError(f"{file.parent} is a {kind!r} model; only 'llama' checkpoints can be read")
+    for fields, plain in ((given, _PLAIN), (rope, _PLAIN_ROPE)):
+        for name, unused in plain.items():
+            if (value := fields.get(name)) not in (None, unused):
+                raise CheckpointError(f"{file} gives {name} as {value!r}, unknown to this reader; give a plain Llama")
 
 
 def layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every weight of one layer; matrices are [out, in]."""
     d, m = config.hidden_size, config.intermediate_size
-    q_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return {
-        "input_layernorm": (d,),
-        "self_attn.q_proj": (q_width, d),
-        "self_attn.k_proj": (kv_width, d),
-        "self_attn.v_proj": (kv_width, d),
-        "self_attn.o_proj": (d, q_width),
-        "post_attention_layernorm": (d,),
-        "mlp.gate_proj": (m, d),
-        "mlp.up_proj": (m, d),
-        "mlp.down_proj": (d, m),
-    }
+        "input_layernorm": (d,), "self_attn.q_proj": (q, d), "self_attn.k_proj": (kv, d), "self_attn.v_proj": (kv, d),
+        "self_attn.o_proj": (d, q), "post_attention_layernorm": (d,),
+        "mlp.gate_proj": (m, d), "mlp.up_proj": (m, d), "mlp.down_proj": (d, m),
+    }  # fmt: skip
 
 
 def weight_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
@@ -145,46 +138,35 @@ def read_weights(folder: Path, config: LlamaConfig) -> dict[str, Floats]:
     for name, shape in weight_shapes(config).items():
         if name not in found:
             raise CheckpointError(f"{folder} has no weight {name}; its files and config.json do not belong together")
-        if found[name].shape != shape:
-            raise CheckpointError(
-                f"{folder}: {name} has shape {found[name].shape}, config.json asks for {shape}; get both anew"
-            )
+        if (held := found[name].shape) != shape:
+            raise CheckpointError(f"{folder}: {name} has shape {held}, config.json asks for {shape}; get both anew")
     return found
 
 
 def _read_tensors(file: Path) -> dict[str, Floats]:
-    """All float tensors of a file, as float64. Decoded here, since NumPy (and `safetensors.numpy`) has no bfloat16."""
-    decoders = {
-        "F64": lambda data: np.frombuffer(data, "<f8"),
-        "F32": lambda data: np.frombuffer(data, "<f4"),
-        "F16": lambda data: np.frombuffer(data, "<f2"),
-        "BF16": lambda data: (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4"),  # upper half of a float32
-    }
+    """All float tensors of a file, as float64."""
     try:
         entries = _deserialize(file.read_bytes())
     except safetensors.SafetensorError as error:
         raise CheckpointError(f"{file} is not a safetensors file ({error}); download it again") from error
-    return {
-        name: decoders[entry["dtype"]](entry["data"]).astype(np.float64).reshape(entry["shape"])
-        for name, entry in entries
-        if entry["dtype"] in decoders
-    }
+    floats = [(name, entry) for name, entry in entries if entry["dtype"] in _DECODERS]
+    return {name: _DECODERS[e["dtype"]](e["data"]).astype(np.float64).reshape(e["shape"]) for name, e in floats}
 
 
 def read_tokens(folder: Path) -> dict[str, int] | None:
     """The vocabulary of `tokenizer.json`, token -> id; None where there is no such file, or it lists no tokens by id.
 
     Raises:
-        CheckpointError: the file is not JSON.
+        CheckpointError: the file is not JSON, or not of the format.
     """
-    if not (folder / "tokenizer.json").is_file():
+    if not (file := folder / "tokenizer.json").is_file():
         return None
-    fields = _read_json(folder / "tokenizer.json")
+    fields = _read_json(file)
     try:
         vocabulary = (fields.get("model") or {}).get("vocab")
         added = {token["content"]: token["id"] for token in fields.get("added_tokens") or ()}
     except (AttributeError, KeyError, TypeError) as error:
-        raise CheckpointError(f"tokenizer.json in {folder} is not of its format ({error!r}); mend it") from error
+        raise CheckpointError(f"{file} is not of its format ({error!r}); download it again") from error
     return {**vocabulary, **added} if isinstance(vocabulary, Mapping) else None
 
 

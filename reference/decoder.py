@@ -5,8 +5,6 @@ kind of end, both caches hold exactly the committed tokens, that is the history 
 What is proposed, and what is accepted, it leaves to the drafter and the acceptance rule.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -28,12 +26,7 @@ __all__ = ["Decoder", "DecoderState"]
 
 @dataclass(frozen=True)
 class Decoder:
-    """A speculative decoder.
-
-    Raises:
-        InvalidSetting: an unknown rule, num_draft_tokens or a stop token not an integer >= 0, `greedy` above
-            temperature 0.
-    """
+    """A speculative decoder. InvalidSetting for a setting outside its range, and for `greedy` above temperature 0."""
 
     target: LanguageModel  # the model whose distribution is kept
     _: KW_ONLY
@@ -48,20 +41,15 @@ class Decoder:
         if isinstance(self.rule, str) and self.rule not in RULES:
             raise InvalidSetting(f"no acceptance rule is named {self.rule!r}; give one of {', '.join(RULES)}")
         k = checked_integer("num_draft_tokens", self.num_draft_tokens, 0, " (0 drafts nothing)")
-        object.__setattr__(self, "num_draft_tokens", k)
         stops = frozenset(checked_integer("a stop token", token, 0) for token in self.stop_tokens)
-        object.__setattr__(self, "stop_tokens", stops)
-        if self.acceptance.name == "greedy" and self.sampling.temperature != 0:
-            raise InvalidSetting(
-                f"rule 'greedy' with temperature {self.sampling.temperature} does not keep p; set temperature 0"
-            )
+        vars(self).update(num_draft_tokens=k, stop_tokens=stops)
+        if self.acceptance.name == "greedy" and (t := self.sampling.temperature) != 0:
+            raise InvalidSetting(f"rule 'greedy' with temperature {t} does not keep p; set temperature 0")
 
     @property
     def acceptance(self) -> AcceptanceRule:
         """The rule itself."""
         return RULES[self.rule] if isinstance(self.rule, str) else self.rule
-
-    # ---------------------------------------------------------------------------------------------- one round
 
     def step(self, state: DecoderState) -> Round:
         """One round: propose, verify, commit. After any exception the state is as it was before.
@@ -93,8 +81,7 @@ class Decoder:
 
     def _propose(self, state: DecoderState) -> DraftBlock:
         """Up to k proposals; one place of the budget is left for the target's own token."""
-        remaining = state.max_tokens - len(state.emitted)
-        budget = min(self.num_draft_tokens, remaining - 1)
+        budget = min(self.num_draft_tokens, state.max_tokens - len(state.emitted) - 1)
         try:
             block = state.drafter.propose(state.history, state.target_hidden, budget)
             tokens = check_tokens(block.tokens, self.target)
@@ -102,12 +89,10 @@ class Decoder:
             raise DecodingFault(f"the drafter left the vocabulary: {error}") from error
         if len(block) > budget:
             raise DecodingFault(f"the drafter proposed {len(block)} tokens with a budget of {budget}; propose fewer")
-        sizes = [q.vocab_size for q in block.distributions]
-        if sizes != [self.target.vocab_size] * len(block):
-            raise DecodingFault(
-                f"the drafter gave {len(block)} tokens and distributions over {sizes} tokens; "
-                f"give one over the target's {self.target.vocab_size} for each"
-            )
+        size, sizes = self.target.vocab_size, [q.vocab_size for q in block.distributions]
+        if sizes != [size] * len(block):
+            gave = f"{len(block)} tokens and distributions over {sizes} tokens"
+            raise DecodingFault(f"the drafter gave {gave}; give one over the target's {size} for each")
         return DraftBlock(tuple(tokens), block.distributions)
 
     def _verify(self, state: DecoderState, block: DraftBlock) -> tuple[list[Floats], Activations]:
@@ -123,16 +108,14 @@ class Decoder:
         emitted = self._until_stop([*drafted[:a], verdict.token])
         tested = range(min(a + 1, len(drafted)))
         return Round(
-            drafted=drafted,
-            num_accepted=a,
-            emitted=tuple(emitted),
+            drafted, a, tuple(emitted),
             p=tuple(float(p[i][token]) for i, token in enumerate(drafted)),
             q=tuple(float(q[i][token]) for i, token in enumerate(drafted)),
             sum_min=tuple(float(np.minimum(p[i], q[i]).sum()) for i in tested),
             sum_prod=tuple(float((p[i] * q[i]).sum()) for i in tested),
             log_probabilities=tuple(_log(float(p[i][token])) for i, token in enumerate(emitted)),
             finish=self._finish(emitted[-1], len(state.emitted) + len(emitted), state.max_tokens),
-        )
+        )  # fmt: skip
 
     def _commit(self, state: DecoderState, round_: Round) -> None:
         """Leave in the caches what is committed now. The history itself is still the old one."""
@@ -145,8 +128,6 @@ class Decoder:
         else:
             state.drafter.settle(history)
 
-    # ------------------------------------------------------------------------------------------- begin a turn
-
     def prefill(self, prompt: Sequence[int], drafter: Drafter, max_tokens: int,
                 target_cache: KVCache | None = None) -> DecoderState:  # fmt: skip
         """Forward the prompt through both models and draw the first token: E = 1, both caches hold P rows.
@@ -156,9 +137,7 @@ class Decoder:
         P - 1 rows.
 
         Raises:
-            EmptyPrompt, TokenOutOfRange: the prompt is refused.
-            InvalidSetting: max_tokens is not an integer >= 0.
-            VocabularyMismatch: the drafter is not one for this target.
+            EmptyPrompt, TokenOutOfRange, InvalidSetting, VocabularyMismatch: an argument is refused.
             CacheLengthError: a given cache holds more than P - 1 rows.
             DecodingFault: a model or the drafter broke its contract.
         """
@@ -178,10 +157,8 @@ class Decoder:
             token = self.acceptance.decide([p], [], [], self.randomness, len(prompt)).token
             history, tokens = [*prompt, token], [GeneratedToken(token, from_draft=False, round_index=-1)]
             drafter.settle(history)
-            finish = self._finish(token, 1, max_tokens)
-            return DecoderState(
-                history, len(prompt), max_tokens, cache, drafter, activations.hidden, tokens, finish=finish
-            )
+            hidden, finish = activations.hidden, self._finish(token, 1, max_tokens)
+            return DecoderState(history, len(prompt), max_tokens, cache, drafter, hidden, tokens, finish=finish)
         except BaseException:
             cache.trim_to(held)
             drafter.rollback(prompt[: draft_held + 1])
@@ -191,8 +168,7 @@ class Decoder:
         """Begin the next turn: `tokens` (perhaps none) follow the history. `state` is used up: its caches go on.
 
         Raises:
-            As `prefill`, and `state` stays usable then. InvalidSetting, too, where it was used up before, and
-            CacheLengthError where its target cache does not hold the committed tokens.
+            As `prefill`, and `state` stays usable then; and as `step` where it was used up, or its cache is another's.
         """
         state.check_usable()
         state.check_boundary()
@@ -212,12 +188,8 @@ class Decoder:
         drafter.check_vocabulary(self.target)
         for owner, rows in (("target", cache.offset), ("draft", _rows(drafter))):
             if rows > len(prompt) - 1:
-                raise CacheLengthError(
-                    f"{owner} cache holds {rows} rows, a prompt of {len(prompt)} tokens allows {len(prompt) - 1} (its "
-                    "last is forwarded): trim the cache to what it shares with the prompt, or pass a new one"
-                )
-
-    # ------------------------------------------------------------------------------------------ run to the end
+                held = f"{owner} cache holds {rows} rows, a prompt of {len(prompt)} tokens allows {len(prompt) - 1}"
+                raise CacheLengthError(f"{held} (its last is forwarded): trim the cache to shared rows, or pass none")
 
     def generate(self, state: DecoderState) -> Generator[GeneratedToken, None, None]:
         """Hand out tokens until the turn ends, those that are waiting first.
@@ -225,15 +197,13 @@ class Decoder:
         A round is committed before its first token is handed out. Closing the iterator takes back what was not: the
         history ends with the last token delivered, and `generate` on the same state goes on from there.
 
-        Raises:
-            InvalidSetting: the state was used up by `extend`. Otherwise as `step`.
+        Raises: as `step`.
         """
         state.check_usable()
-        while True:
-            yield from self._deliver(state)
-            if state.finish is not None:
-                return
+        yield from self._deliver(state)
+        while state.finish is None:
             self.step(state)
+            yield from self._deliver(state)
 
     def _deliver(self, state: DecoderState) -> Generator[GeneratedToken, None, None]:
         while state.delivered < len(state.tokens):
@@ -250,8 +220,8 @@ class Decoder:
 
     def _until_stop(self, tokens: Sequence[int]) -> Sequence[int]:
         """Cut behind the first stop token."""
-        ends = [i + 1 for i, token in enumerate(tokens) if token in self.stop_tokens]
-        return tokens[: ends[0]] if ends else tokens
+        end = next((i for i, token in enumerate(tokens, 1) if token in self.stop_tokens), len(tokens))
+        return tokens[:end]
 
     def _finish(self, last: int, num_emitted: int, max_tokens: int) -> Finish | None:
         if last in self.stop_tokens:

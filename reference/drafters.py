@@ -4,8 +4,6 @@ A drafter owns its cache. It never remembers a position beside it: what to forwa
 from the history it is given and the rows its cache holds. What the target makes of a proposal is not its business.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol, Self, get_args
@@ -64,21 +62,17 @@ class DraftModel:
     - `deferred`: in the next round, together with the pending token. Between rounds the cache may be one row short.
 
     Args:
-        model: the drafter's own model.
-        sampling: makes q of its logits; need not be the target's.
-        randomness: draws the proposals, unless `draw` is given.
-        schedule: see above.
+        model, sampling: the drafter's own model, and what makes q of its logits; need not be the target's.
+        randomness, draw: draw(q, position) draws a proposal, by default `randomness.categorical`; the `coupled` rule
+            wants `randomness.coupled_categorical`.
         min_prob: the block ends where the most probable token has less than this. Decided *before* the draw, from q
             alone: judging the token that was drawn would bias the output, since proposals would no longer follow q.
         max_draft: the most proposals per round, whatever the caller's budget.
-        draw: how to draw; the `coupled` rule wants `randomness.coupled_categorical`.
         processors: logits processors, applied as to the target.
         cache: rows to start from, of a prefix of the first history (a warm start).
         target: compare vocabularies with this model now, not at prefill.
 
-    Raises:
-        InvalidSetting: unknown schedule, negative min_prob or max_draft.
-        VocabularyMismatch: model and `target` number their tokens differently.
+    Raises InvalidSetting for a setting outside its range, and VocabularyMismatch as `check_vocabularies`.
     """
 
     def __init__(self, model: LanguageModel, sampling: SamplingParams, randomness: Randomness, *,
@@ -89,12 +83,9 @@ class DraftModel:
             raise InvalidSetting(f"schedule is {schedule!r}; give one of {', '.join(get_args(Schedule))}")
         if not min_prob >= 0:
             raise InvalidSetting(f"min_prob is {min_prob}; give a number >= 0 (0 never stops a block)")
-        self.model, self.sampling, self.randomness = model, sampling, randomness
-        self.schedule = schedule
-        self.min_prob = min_prob
-        self.max_draft = checked_limit(max_draft)
-        self.draw = draw
-        self.processors = tuple(processors)
+        self.model, self.sampling, self.processors = model, sampling, tuple(processors)
+        self.randomness, self.draw = randomness, draw
+        self.schedule, self.min_prob, self.max_draft = schedule, min_prob, checked_limit(max_draft)
         self.cache = model.new_cache() if cache is None else cache
         if target is not None:
             self.check_vocabulary(target)
@@ -108,12 +99,7 @@ class DraftModel:
         return min(self.cache.offset, len(history))
 
     def propose(self, history: Sequence[int], target_hidden: Floats | None, budget: int) -> DraftBlock:
-        """Up to min(budget, max_draft) proposals, drawn one after the other.
-
-        Raises:
-            HiddenCache: the model did not write to the cache.
-            NonFiniteLogits: NaN or infinite logits.
-        """
+        """Up to min(budget, max_draft) proposals, drawn one after the other; DecodingFault by a broken model."""
         k = budget if self.max_draft is None else min(budget, self.max_draft)
         if k <= 0 or not history:
             return DraftBlock()
@@ -138,8 +124,7 @@ class DraftModel:
         After a full acceptance one row is missing, and no trim can express that (lablup/mlxcel#994).
         """
         self._drop_rows_from(len(history) - 1)
-        allowed_lag = 1 if self.schedule == "deferred" else 0
-        self._feed(history[: max(len(history) - 1 - allowed_lag, 0)])
+        self._feed(history[:-2] if self.schedule == "deferred" else history[:-1])
 
     def settle(self, history: Sequence[int]) -> None:
         """Trim to the committed tokens, and forward every one that is missing."""
@@ -186,21 +171,15 @@ def tokens_of(model: LanguageModel) -> Mapping[str, int] | None:
 
 def check_vocabularies(target_size: int, draft_size: int, target_tokens: Mapping[str, int] | None = None,
                        draft_tokens: Mapping[str, int] | None = None) -> None:  # fmt: skip
-    """Refuse a drafter whose token ids do not mean what the target's mean.
-
-    Raises:
-        VocabularyMismatch: the sizes differ; or both tokenizers are given and number a token differently.
-    """
+    """VocabularyMismatch where the sizes differ, or both tokenizers are given and number a token differently."""
+    advice = "proposals are verified by id: use a drafter with the target's tokenizer"
     if target_size != draft_size:
-        raise VocabularyMismatch(
-            f"the target has {target_size} tokens, the drafter {draft_size}; proposals are verified by id, so ids must "
-            "mean the same: use a drafter with the target's tokenizer and (padded) vocabulary size"
-        )
-    if target_tokens is None or draft_tokens is None or target_tokens == draft_tokens:
+        sizes = f"the target has {target_size} tokens, the drafter {draft_size}"
+        raise VocabularyMismatch(f"{sizes}; {advice} and (padded) vocabulary size")
+    if target_tokens is None or draft_tokens is None:
         return
     for token in sorted(target_tokens.keys() | draft_tokens.keys()):
-        if target_tokens.get(token) != draft_tokens.get(token):
-            raise VocabularyMismatch(
-                f"target and drafter both have {target_size} ids, but {token!r} is {target_tokens.get(token)} for the "
-                f"target, {draft_tokens.get(token)} for the drafter: use a drafter with the target's tokenizer"
-            )
+        ours, theirs = target_tokens.get(token), draft_tokens.get(token)
+        if ours != theirs:
+            ids = f"both have {target_size} ids, but {token!r} is {ours} for the target, {theirs} for the drafter"
+            raise VocabularyMismatch(f"{ids}; {advice}")

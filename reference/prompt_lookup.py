@@ -3,8 +3,6 @@
 The proposals are certain given the history, so every q is a point mass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self, get_args
@@ -22,11 +20,9 @@ class PromptLookup:
     """N-gram lookup in prompt and output (Saxena 2023).
 
     The last n tokens of the history are looked for earlier in it, for n from `max_ngram` down to `min_ngram`; the
-    tokens behind the first hit are proposed, up to the history's end. Engines differ in which occurrence they
-    take and whether n is fixed (`max_ngram == min_ngram`), so both are settings.
+    tokens behind the first hit are proposed, up to the history's end. Engines differ in which occurrence they take.
 
-    Raises:
-        InvalidSetting: not integers 1 <= min_ngram <= max_ngram and max_draft >= 0, or an unknown occurrence.
+    Raises InvalidSetting for a setting outside its range.
     """
 
     vocab_size: int  # V of the target
@@ -37,13 +33,10 @@ class PromptLookup:
     cache: ClassVar[None] = None  # it has none
 
     def __post_init__(self) -> None:
-        for name in ("max_ngram", "min_ngram"):
-            object.__setattr__(self, name, checked_integer(name, getattr(self, name), 1))
-        object.__setattr__(self, "max_draft", checked_limit(self.max_draft))
+        shortest, longest = (checked_integer(name, getattr(self, name), 1) for name in ("min_ngram", "max_ngram"))
+        vars(self).update(min_ngram=shortest, max_ngram=longest, max_draft=checked_limit(self.max_draft))
         if self.min_ngram > self.max_ngram:
-            raise InvalidSetting(
-                f"min_ngram is {self.min_ngram}, max_ngram {self.max_ngram}; give min_ngram <= max_ngram"
-            )
+            raise InvalidSetting(f"min_ngram is {self.min_ngram}, max_ngram {self.max_ngram}; give no more than that")
         if self.occurrence not in get_args(Occurrence):
             raise InvalidSetting(f"occurrence is {self.occurrence!r}; give one of {', '.join(get_args(Occurrence))}")
 

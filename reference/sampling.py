@@ -3,15 +3,12 @@
 It knows sampling parameters and logits processors; who draws, and with which randomness, is decided elsewhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reference.errors import DecodingFault, InvalidSetting, NonFiniteLogits
-from reference.values import Floats, SamplingParams
+from reference.values import Floats, Integers, SamplingParams
 
 LogitsProcessor = Callable[[Sequence[int], Floats], Floats]
 """(all tokens before the one to be drawn, its logits [V]) -> logits [V]. -inf bans a token.
@@ -30,33 +27,26 @@ def next_distribution(logits: Floats, context: Sequence[int], params: SamplingPa
         DecodingFault: a processor returned something else than logits [V].
     """
     position = len(context) - 1
-    bad = np.flatnonzero(~np.isfinite(logits))
-    if len(bad):
-        raise NonFiniteLogits(
-            f"{model_name} gave the logit {logits[bad[0]]} for token {bad[0]} at position {position}; "
-            "no distribution follows from it: check the model's weights and precision"
-        )
+    if len(bad := np.flatnonzero(~np.isfinite(logits))):
+        logit = f"the logit {logits[bad[0]]} for token {bad[0]} at position {position}"
+        raise NonFiniteLogits(f"{model_name} gave {logit}; nothing can be drawn: check the model's weights")
     for index, processor in enumerate(processors):
         processed = processor(context, logits)
         if not isinstance(processed, np.ndarray) or processed.shape != logits.shape:
-            raise DecodingFault(
-                f"logits processor {index} of {model_name} returned a {type(processed).__name__} of shape "
-                f"{getattr(processed, 'shape', None)}, expected an array of {logits.shape}: return the changed logits"
-            )
+            got = f"a {type(processed).__name__} of shape {getattr(processed, 'shape', None)}"
+            wanted = f"an array of {logits.shape}: return the changed logits"
+            raise DecodingFault(f"logits processor {index} of {model_name} returned {got}, expected {wanted}")
         logits = processed
-    if np.isnan(logits).any() or logits.max() in (np.inf, -np.inf):
-        raise NonFiniteLogits(
-            f"the logits processors left no distribution for {model_name} at position {position} "
-            f"(highest logit {logits.max()}); they may ban tokens with -inf, but not all, and give no NaN"
-        )
+    if not np.isfinite(logits.max()):  # NaN, where one of them is
+        left = f"no distribution for {model_name} at position {position} (highest logit {logits.max()})"
+        raise NonFiniteLogits(f"the logits processors left {left}; ban tokens with -inf, but not all, and give no NaN")
     return distribution(logits, params, context)
 
 
 def distribution(logits: Floats, params: SamplingParams, context: Sequence[int]) -> Floats:
     """The exact distribution [V] that `params` make of logits [V] after the tokens of `context`.
 
-    Steps, in this order: penalties, logit bias, temperature, top-k, top-p, min-p. Each filter renormalises, so that
-    top-p is a share of what top-k kept. Logits of -inf stay without mass.
+    Each filter renormalises, so that top-p is a share of what top-k kept. Logits of -inf stay without mass.
 
     Raises:
         NonFiniteLogits: penalties or bias made a finite logit infinite or NaN.
@@ -65,13 +55,10 @@ def distribution(logits: Floats, params: SamplingParams, context: Sequence[int])
     given = np.asarray(logits, dtype=np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         logits = with_bias(with_penalties(given, params, context), params.logit_bias)
-    overflown = np.flatnonzero(np.isfinite(given) & ~np.isfinite(logits))
-    if len(overflown):
+    if len(overflown := np.flatnonzero(np.isfinite(given) & ~np.isfinite(logits))):
         token = overflown[0]
-        raise NonFiniteLogits(
-            f"the sampling settings took the logit of token {token} from {given[token]} to {logits[token]}; "
-            f"give less extreme ones than {params}"
-        )
+        change = f"the logit of token {token} from {given[token]} to {logits[token]}"
+        raise NonFiniteLogits(f"the sampling settings took {change}; give less extreme ones than {params}")
     if params.temperature == 0:
         return np.where(np.arange(len(logits)) == np.argmax(logits), 1.0, 0.0)  # argmax: ties to the lowest id
     probabilities = softmax(logits, params.temperature)
@@ -86,19 +73,13 @@ def with_penalties(logits: Floats, params: SamplingParams, context: Sequence[int
         return logits
     window = context[-params.penalty_window :]  # [-0:] is all of it
     counts = np.bincount(np.asarray(window, dtype=np.int64), minlength=len(logits))  # [V]
-    penalty = params.repetition_penalty
-    repeated = np.where(logits > 0, logits / penalty, logits * penalty)
-    penalised: Floats = np.where(counts > 0, repeated, logits)
-    penalised -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
-    return penalised
+    seen, penalty = counts > 0, params.repetition_penalty
+    repeated = np.where(seen, np.where(logits > 0, logits / penalty, logits * penalty), logits)
+    return repeated - (params.presence_penalty * seen + params.frequency_penalty * counts)
 
 
 def with_bias(logits: Floats, bias: Mapping[int, float]) -> Floats:
-    """[V] -> [V].
-
-    Raises:
-        InvalidSetting: a bias for a token outside the vocabulary.
-    """
+    """Each bias added to its token's logit; InvalidSetting for a token outside the vocabulary. [V] -> [V]."""
     biased = logits.copy()
     for token, value in bias.items():
         if token >= len(logits):
@@ -113,8 +94,7 @@ def softmax(logits: Floats, temperature: float) -> Floats:
     The maximum is taken off before the division, so that no temperature > 0, however small, gives inf - inf.
     """
     with np.errstate(over="ignore"):
-        weights = np.exp((logits - logits.max()) / temperature)
-    return normalised(weights)
+        return normalised(np.exp((logits - logits.max()) / temperature))
 
 
 def keep_top_k(probabilities: Floats, k: int) -> Floats:
@@ -127,9 +107,8 @@ def keep_top_p(probabilities: Floats, top_p: float) -> Floats:
     if top_p == 1:
         return probabilities
     ranked = _ranked(probabilities)
-    reached = np.cumsum(probabilities[ranked]) >= top_p  # [V], False ... False True ... True
-    enough = int(np.argmax(reached)) + 1 if reached.any() else len(ranked)
-    return _keep(probabilities, ranked[:enough])
+    short = np.cumsum(probabilities[ranked]) < top_p  # [V], True ... True False ... False
+    return _keep(probabilities, ranked[: short.sum() + 1])
 
 
 def keep_min_p(probabilities: Floats, min_p: float) -> Floats:
@@ -143,12 +122,12 @@ def normalised(weights: Floats) -> Floats:
     return weights / total
 
 
-def _ranked(probabilities: Floats) -> NDArray[np.int64]:
+def _ranked(probabilities: Floats) -> Integers:
     """Token ids from the most to the least probable, ties by id. [V] -> [V]."""
     return np.argsort(-probabilities, kind="stable")
 
 
-def _keep(probabilities: Floats, tokens: NDArray[np.int64]) -> Floats:
+def _keep(probabilities: Floats, tokens: Integers) -> Floats:
     """The distribution given that one of `tokens` was drawn. [V] -> [V]."""
     kept = np.zeros_like(probabilities)
     kept[tokens] = probabilities[tokens]

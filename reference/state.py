@@ -49,22 +49,16 @@ class DecoderState:
         """Raises CacheLengthError where the target cache holds another number of rows than `history[:-1]`."""
         rows, expected = self.target_cache.offset, len(self.history) - 1
         if rows != expected:
-            raise CacheLengthError(
-                f"the target cache holds {rows} rows, a history of {len(self.history)} tokens needs {expected}; "
-                "something else used this cache: give every state its own (copy), or prefill anew"
-            )
+            held = f"the target cache holds {rows} rows, a history of {len(self.history)} tokens needs {expected}"
+            raise CacheLengthError(f"{held}; something else used it: give every state its own (copy), or prefill anew")
 
     def after(self, round_: Round, block: DraftBlock, hidden: Floats) -> dict[str, object]:
         """The attributes as they are once a round stands, to be set all at once by `record`."""
         fresh = [GeneratedToken(t, i < round_.num_accepted, self.num_rounds) for i, t in enumerate(round_.emitted)]
         return {
-            "history": [*self.history, *round_.emitted],
-            "tokens": [*self.tokens, *fresh],
-            "target_hidden": hidden[: len(round_.emitted)],
-            "block": block,
-            "finish": round_.finish,
-            "num_rounds": self.num_rounds + 1,
-        }
+            "history": [*self.history, *round_.emitted], "tokens": [*self.tokens, *fresh], "block": block,
+            "target_hidden": hidden[: len(round_.emitted)], "finish": round_.finish, "num_rounds": self.num_rounds + 1,
+        }  # fmt: skip
 
     def record(self, changes: dict[str, object]) -> None:
         """Set attributes in one call, which no signal can interrupt half-way: the history always names a boundary."""

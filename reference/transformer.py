@@ -1,11 +1,8 @@
-"""A Llama in NumPy, float64: read from a Hugging Face folder, run with or without a cache.
+"""A Llama in NumPy, float64: RMSNorm, half-split rotary positions, grouped-query attention, SwiGLU, head tied or not.
 
-RMSNorm, rotary positions (half-split), grouped-query attention, SwiGLU, tied or untied head. It knows
-nothing of drafting or sampling. The two passes, `forward` and `forward_without_cache`, share the maths of
-a layer and no code that touches a cache, so that each can be checked against the other.
+The two passes, `forward` and `forward_without_cache`, share the maths of a layer and no code that touches a cache, so
+that each can be checked against the other. It knows nothing of drafting or sampling.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +15,7 @@ from numpy.typing import NDArray
 from reference.cache import KVCache, LayerCache
 from reference.checkpoint import LlamaConfig, layer_shapes, read_config, read_tokens, read_weights
 from reference.errors import ContextExhausted, EmptyPrompt, HiddenCache, TokenOutOfRange
-from reference.values import Floats, as_integer
+from reference.values import Floats, Integers, as_count
 
 Bools = NDArray[np.bool_]
 Layer = Mapping[str, Floats]
@@ -64,14 +61,10 @@ class Transformer:
 
     def __init__(self, config: LlamaConfig, weights: Mapping[str, Floats], name: str,
                  tokens: Mapping[str, int] | None = None) -> None:  # fmt: skip
-        self.config = config
-        self.name = name
-        self.tokens = tokens
+        self.config, self.name, self.tokens = config, name, tokens
         self.embedding = weights["model.embed_tokens.weight"]  # [V, D]
-        self.layers: list[Layer] = [
-            {part: weights[f"model.layers.{index}.{part}.weight"] for part in layer_shapes(config)}
-            for index in range(config.num_layers)
-        ]
+        parts, indices = layer_shapes(config), range(config.num_layers)
+        self.layers: list[Layer] = [{p: weights[f"model.layers.{i}.{p}.weight"] for p in parts} for i in indices]
         self.final_norm = weights["model.norm.weight"]  # [D]
         self.head = self.embedding if config.tied else weights["lm_head.weight"]  # [V, D]
 
@@ -89,8 +82,7 @@ class Transformer:
 
         Raises:
             EmptyPrompt: no tokens.
-            TokenOutOfRange: a token outside the vocabulary; the cache is unchanged.
-            ContextExhausted: a position beyond those the model was made for; the cache is unchanged.
+            TokenOutOfRange, ContextExhausted: a token or a position the model has not; the cache is unchanged.
         """
         x = self._embed(tokens)  # [T] -> [T, D]
         positions = cache.offset + np.arange(len(x))  # [T]
@@ -103,11 +95,7 @@ class Transformer:
         return self._finish(x)
 
     def forward_without_cache(self, tokens: Sequence[int]) -> WholePass:
-        """Run T tokens from position 0, all at once.
-
-        Raises:
-            EmptyPrompt, TokenOutOfRange: as `forward`.
-        """
+        """Run T tokens from position 0, all at once. Raises EmptyPrompt and TokenOutOfRange, as `forward`."""
         x = self._embed(tokens)  # [T] -> [T, D]
         causal = np.tri(len(x), dtype=np.bool_)  # [T, T]
         angles = rotary_angles(np.arange(len(x)), self.config)  # [T, d/2]
@@ -119,20 +107,17 @@ class Transformer:
         return WholePass(self._finish(x).logits, tuple(rows))
 
     def _read(self, index: int, layer: Layer, x: Floats, queries: Floats, held: LayerCache,
-              positions: NDArray[np.int64]) -> Floats:  # fmt: skip
+              positions: Integers) -> Floats:  # fmt: skip
         """The rest of a layer, from what its cache holds now: every token sees the rows up to its own. -> [T, D]."""
         visible = np.arange(held.offset) <= positions[:, None]  # [T, S + T]
         return self._mix(layer, x, queries, held.keys, held.values, visible)
 
-    def _check_positions(self, positions: NDArray[np.int64]) -> None:
-        limit = self.config.max_positions
-        if limit is not None and positions[-1] >= limit:
-            raise ContextExhausted(
-                f"{self.name} was asked for position {positions[-1]}, and was made for {limit} positions; "
-                "end the turn before, or take a model with a longer context"
-            )
+    def _check_positions(self, positions: Integers) -> None:
+        last, limit = positions[-1], self.config.max_positions
+        if limit is not None and last >= limit:
+            raise ContextExhausted(f"{self.name} has {limit} positions, and was asked for {last}; end the turn before")
 
-    def _angles(self, positions: NDArray[np.int64]) -> Floats:
+    def _angles(self, positions: Integers) -> Floats:
         """[T] -> [T, d/2]."""
         return rotary_angles(positions, self.config)
 
@@ -165,13 +150,8 @@ class Transformer:
 
 
 def load(folder: Path | str) -> Transformer:
-    """Read a Hugging Face Llama folder; the model is named after it.
-
-    Raises:
-        CheckpointError: not a folder, no config.json, not a Llama, missing or ill-shaped weights, bad JSON.
-    """
-    folder = Path(folder)
-    config = read_config(folder)
+    """Read a Hugging Face Llama folder; the model is named after it. CheckpointError where it cannot be read."""
+    config = read_config(folder := Path(folder))
     return Transformer(config, read_weights(folder, config), folder.name, read_tokens(folder))
 
 
@@ -191,7 +171,7 @@ def split_heads(x: Floats, num_heads: int) -> Floats:
     return x.reshape(len(x), num_heads, -1).transpose(1, 0, 2)
 
 
-def rotary_angles(positions: NDArray[np.int64], config: LlamaConfig) -> Floats:
+def rotary_angles(positions: Integers, config: LlamaConfig) -> Floats:
     """How far each pair of entries turns at each position. [T] -> [T, d/2]."""
     half = config.head_dim // 2
     return positions[:, None] * config.rope_theta ** (-np.arange(half) / half)
@@ -212,43 +192,27 @@ def attention(queries: Floats, keys: Floats, values: Floats, visible: Bools) -> 
     n_heads, length, d = queries.shape
     n_kv = len(keys)
     grouped = queries.reshape(n_kv, n_heads // n_kv, length, d)  # [n_kv, group, T, d]
-    scores = grouped @ keys[:, None].swapaxes(-1, -2) / np.sqrt(d)  # [n_kv, group, T, S]
-    scores = np.where(visible, scores, -np.inf)
+    scores = np.where(visible, grouped @ keys[:, None].swapaxes(-1, -2) / np.sqrt(d), -np.inf)  # [n_kv, group, T, S]
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights = weights / weights.sum(axis=-1, keepdims=True)
-    mixed: Floats = weights @ values[:, None]  # [n_kv, group, T, d]
+    mixed: Floats = weights / weights.sum(axis=-1, keepdims=True) @ values[:, None]  # [n_kv, group, T, d]
     return mixed.reshape(n_heads, length, d).transpose(1, 0, 2).reshape(length, n_heads * d)
 
 
 def check_tokens(tokens: Sequence[int], model: LanguageModel) -> list[int]:
-    """The tokens as plain ints.
-
-    Raises:
-        TokenOutOfRange: names the first that is no id of the model's vocabulary, its index and the model.
-    """
-    ids: list[int] = []
-    for index, token in enumerate(tokens):
-        token_id = as_integer(token)
-        if token_id is None or not 0 <= token_id < model.vocab_size:
-            raise TokenOutOfRange(
-                f"token {token!r} at index {index} is outside the vocabulary 0..{model.vocab_size - 1} of {model.name}"
-                "; give integer ids from this model's tokenizer"
-            )
-        ids.append(token_id)
+    """The tokens as plain ints; TokenOutOfRange names the first that is no id of the model's vocabulary."""
+    ids = [as_count(token) for token in tokens]
+    for index, token in enumerate(ids):
+        if not 0 <= token < model.vocab_size:
+            vocabulary = f"the vocabulary 0..{model.vocab_size - 1} of {model.name}; give integer ids of its tokenizer"
+            raise TokenOutOfRange(f"token {tokens[index]!r} at index {index} is outside {vocabulary}")
     return ids
 
 
 def advance(model: LanguageModel, tokens: Sequence[int], cache: KVCache) -> Activations:
-    """`model.forward`, and proof that it wrote its rows where they can be rolled back.
-
-    Raises:
-        HiddenCache: the cache did not grow by one row per token.
-    """
+    """`model.forward`, and proof that its rows can be rolled back: HiddenCache unless the cache grew by one a token."""
     before = cache.offset
     activations = model.forward(tokens, cache)
     if cache.offset != before + len(tokens):
-        raise HiddenCache(
-            f"{model.name} forwarded {len(tokens)} tokens, but the cache it was given went from {before} to "
-            f"{cache.offset} rows; rows kept elsewhere cannot be rolled back: let forward append to its cache argument"
-        )
+        went = f"the cache it was given went from {before} to {cache.offset} rows"
+        raise HiddenCache(f"{model.name} forwarded {len(tokens)} tokens, but {went}; let forward append to that cache")
     return activations

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from types import MappingProxyType
-from typing import Literal, SupportsIndex, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,33 +20,29 @@ from numpy.typing import NDArray
 from reference.errors import InvalidSetting, TokenOutOfRange
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 Finish = Literal["stop", "length"]
 """Why a turn ended: a stop token was emitted, or `max_tokens` was reached."""
 
 
-def as_integer(value: object) -> int | None:
-    """A plain int of any integer, NumPy's too; None of anything else, such as 2.0 and "2"."""
+def as_count(value: Any) -> int:
+    """A count or a token id as a plain int, NumPy's too; -1, which is neither, for anything else, 2.0 and "2" too."""
     try:
-        return operator.index(cast(SupportsIndex, value))
+        return operator.index(value)
     except TypeError:
-        return None
+        return -1
 
 
 def checked_integer(name: str, value: object, least: int, note: str = "") -> int:
-    """A setting that counts, as a plain int.
-
-    Raises:
-        InvalidSetting: not an integer, or less than `least`.
-    """
-    integer = as_integer(value)
-    if integer is None or integer < least:
+    """A setting that counts, as a plain int; InvalidSetting unless it is an integer, and at least `least` >= 0."""
+    if as_count(value) < least:
         raise InvalidSetting(f"{name} is {value!r}; give an integer >= {least}{note}")
-    return integer
+    return as_count(value)
 
 
 def _checked_number(name: str, value: object) -> float:
-    """A setting that measures, as a float: InvalidSetting unless it is real, finite and allowed."""
+    """A setting that measures, as a float; InvalidSetting unless it is real, finite and allowed."""
     allows, wanted = _ALLOWED[name]
     try:
         number = float(value) if isinstance(value, Real) else math.nan
@@ -92,13 +88,12 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidSetting(f"logit_bias is {self.logit_bias!r}; give a mapping: token id -> number")
+        given = vars(self)
         tokens = [checked_integer("logit_bias", token, 0, " as token id") for token in self.logit_bias]
         values = [_checked_number("logit_bias", value) for value in self.logit_bias.values()]
-        object.__setattr__(self, "logit_bias", MappingProxyType(dict(zip(tokens, values, strict=True))))
-        for name in ("top_k", "penalty_window"):
-            object.__setattr__(self, name, checked_integer(name, getattr(self, name), 0, " (0: all tokens)"))
-        for name in _ALLOWED.keys() - {"logit_bias"}:
-            object.__setattr__(self, name, _checked_number(name, getattr(self, name)))
+        counts = {n: checked_integer(n, given[n], 0, " (0: all tokens)") for n in ("top_k", "penalty_window")}
+        numbers = {n: _checked_number(n, given[n]) for n in _ALLOWED if n != "logit_bias"}
+        given.update(counts | numbers, logit_bias=MappingProxyType(dict(zip(tokens, values, strict=True))))
 
     @property
     def has_penalties(self) -> bool:
@@ -110,7 +105,7 @@ class SamplingParams:
 class DraftDistribution:
     """A distribution q over the vocabulary, stored by its support."""
 
-    support: NDArray[np.int64]  # token ids with positive mass, ascending, [S]
+    support: Integers  # token ids with positive mass, ascending, [S]
     probabilities: Floats  # their mass [S], float64 or object (Fractions), summing to 1
     vocab_size: int  # V, the length of the dense form
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from reference.errors import DecodingFault
-from reference.randomness import EnumeratedRandomness
 from reference.values import SamplingParams
 from specproof.engine import ExactSession
+from specproof.enumeration import EnumeratedRandomness
 from specproof.oracle import Oracle
 
 Tokens = tuple[int, ...]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from reference.randomness import EnumeratedRandomness
 from reference.values import SamplingParams
 from specproof.engine import Capabilities, Case, Engine, ExactEngine, ExactSession
+from specproof.enumeration import EnumeratedRandomness
 from specproof.exact import LawResult, SequenceLaw, first_difference, law, target_law, total_variation
 from specproof.exact_turns import ExtendableSession, TwoTurnCase, TwoTurns, two_turn_law
 from specproof.law_cases import (

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from reference.randomness import EnumeratedRandomness
 from reference.values import SamplingParams
 from specproof import forcing
 from specproof.engine import Case, ModelSpec
+from specproof.enumeration import EnumeratedRandomness
 from specproof.oracle import Oracle
 from specproof.pairs import tiny, toy
 

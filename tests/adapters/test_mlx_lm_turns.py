@@ -11,10 +11,10 @@ pytest.importorskip("mlx_lm", reason="needs the extra mlx-lm")
 from adapter_cases import PROMPT, WARM, case, law, take, target_law, tiny_case
 
 from reference.errors import CheckpointError, InvalidSetting
-from reference.randomness import EnumeratedRandomness
 from reference.values import SamplingParams
 from specproof.adapters.mlx_lm import ENGINE
 from specproof.engine import Fault, ModelSpec
+from specproof.enumeration import EnumeratedRandomness
 from specproof.errors import InjectedFault
 from specproof.oracle import Oracle
 

@@ -9,10 +9,10 @@ import pytest
 from law_controls import FicklyCopiedWalk, StuckWalk, UncopiableWalk, Walk, tiny_case
 
 from reference.errors import DecodingFault
-from reference.randomness import EnumeratedRandomness
 from reference.values import SamplingParams
 from specproof.adapters.reference import ENGINE, ReferenceExactSession
 from specproof.engine import ExactSession, ModelSpec
+from specproof.enumeration import EnumeratedRandomness
 from specproof.exact import LawResult, first_difference, law, marginal, target_law, total_variation
 from specproof.oracle import Oracle
 from specproof.pairs import tiny

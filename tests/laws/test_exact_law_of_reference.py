@@ -11,11 +11,11 @@ from law_controls import PROMPT, tiny_case
 from reference.decoder import Decoder, DecoderState
 from reference.drafters import DraftModel
 from reference.prompt_lookup import PromptLookup
-from reference.randomness import EnumeratedRandomness
 from reference.transformer import load
 from reference.values import SamplingParams
 from specproof.adapters.reference import ENGINE, ReferenceEngine, ReferenceExactSession
 from specproof.engine import Case, ModelSpec, Schedule
+from specproof.enumeration import EnumeratedRandomness
 from specproof.exact import law, target_law, total_variation
 from specproof.exact_law import TOLERANCE, measure
 from specproof.law_cases import CONTRARY, LOOKUP_PROMPT, clear_prompt

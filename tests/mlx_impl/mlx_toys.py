@@ -180,7 +180,7 @@ def inverse(row: np.ndarray, uniform: float) -> int:
 
 
 class Choices:
-    """Device choices made one by one by host ones, such as `reference.randomness.EnumeratedRandomness`."""
+    """Device choices made one by one by host ones, such as `specproof.enumeration.EnumeratedRandomness`."""
 
     def __init__(self, host):
         self.host = host

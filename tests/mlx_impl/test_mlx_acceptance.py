@@ -13,7 +13,7 @@ from mlx_toys import Choices, GivenRandomness, inverse  # noqa: E402
 
 from mlx_impl import RULES  # noqa: E402
 from reference import acceptance as oracle  # noqa: E402
-from reference.randomness import EnumeratedRandomness  # noqa: E402
+from specproof.enumeration import EnumeratedRandomness  # noqa: E402
 
 TOLERANCE = 1e-6
 

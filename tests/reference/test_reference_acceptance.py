@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_strategies import Prefix, Tree, point_masses, rational, rationals, trees
 
-from reference import RULES, AcceptanceRule, EnumeratedRandomness, SamplingParams, SeededRandomness, distribution
+from reference import RULES, AcceptanceRule, SamplingParams, SeededRandomness, distribution
 from reference.acceptance import Verdict, block_weights, expected_accepted, expected_accepted_block, residual
 from reference.errors import DishonestDraft
 from reference.randomness import UniformRandomness
+from specproof.enumeration import EnumeratedRandomness
 
 DISCRETE = ("greedy", "sampler_match", "rejection", "block")
 JUST_UNDER_ONE = np.nextafter(1.0, 0.0)

@@ -25,7 +25,6 @@ from reference import (
     Decoder,
     DecoderState,
     DraftModel,
-    EnumeratedRandomness,
     PromptLookup,
     SamplingParams,
     SeededRandomness,
@@ -44,6 +43,7 @@ from reference.errors import (
     VocabularyMismatch,
 )
 from reference.values import DraftBlock
+from specproof.enumeration import EnumeratedRandomness
 
 SCHEDULES = ("catch_up", "eager", "deferred")
 PROMPT = [3, 1, 4, 1, 5]

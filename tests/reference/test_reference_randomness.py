@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference import EnumeratedRandomness, SeededRandomness, UniformRandomness
+from reference import SeededRandomness, UniformRandomness
 from reference.errors import DecodingFault, InvalidSetting
 from reference.randomness import gumbel_noise
+from specproof.enumeration import EnumeratedRandomness
 
 JUST_UNDER_ONE = np.nextafter(1.0, 0.0)
 
