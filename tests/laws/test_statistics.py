@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import cache
 
 import numpy as np
 import pytest
@@ -44,11 +45,17 @@ def draws(
 # ------------------------------------------------------------------------------------------------- chi-squared
 
 
+@cache
+def p_values_of_a_right_sampler(samples: int) -> tuple[float, ...]:
+    """Those of `RUNS` runs, the same for every level that they are held against."""
+    generator = np.random.default_rng(1)
+    return tuple(chi_squared(draws(generator, LAW, samples), LAW).p_value for _ in range(RUNS))
+
+
 @pytest.mark.parametrize("samples", [60, 300, 3000])
 @pytest.mark.parametrize("level", [0.01, 0.05, 0.2])
 def test_chi_squared_rejects_a_right_sampler_as_often_as_its_level_says(level: float, samples: int):
-    generator = np.random.default_rng(1)
-    p_values = [chi_squared(draws(generator, LAW, samples), LAW).p_value for _ in range(RUNS)]
+    p_values = p_values_of_a_right_sampler(samples)
     assert within_binomial_bounds(sum(p <= level for p in p_values), RUNS, level)
 
 
@@ -145,10 +152,16 @@ def dependent_coins(generator: np.random.Generator, bias: float) -> tuple[list[b
     return outcomes, chances
 
 
+@cache
+def p_values_of_right_coins() -> tuple[float, ...]:
+    """Those of `RUNS` runs, the same for every level that they are held against."""
+    generator = np.random.default_rng(5)
+    return tuple(coin_test(*dependent_coins(generator, 0)).p_value for _ in range(RUNS))
+
+
 @pytest.mark.parametrize("level", [0.01, 0.05, 0.2])
 def test_coins_that_depend_on_each_other_are_rejected_as_often_as_the_level_says(level: float):
-    generator = np.random.default_rng(5)
-    p_values = [coin_test(*dependent_coins(generator, 0)).p_value for _ in range(RUNS)]
+    p_values = p_values_of_right_coins()
     assert within_binomial_bounds(sum(p <= level for p in p_values), RUNS, level)
 
 
@@ -353,10 +366,10 @@ def ever_rejects(generator: np.random.Generator, law: dict[str, float], truth: l
 
 
 def test_a_bet_against_a_right_law_is_ever_won_at_most_as_often_as_the_level_says():
-    """2,000 runs that look after each of 150 draws: a fixed-sample test looked at so often would fail many times."""
+    """1,000 runs that look after each of 150 draws: a fixed-sample test looked at so often would fail many times."""
     generator, law = np.random.default_rng(5), {"a": 0.5, "b": 0.3, "c": 0.2}
-    won = sum(ever_rejects(generator, law, [0.5, 0.3, 0.2], 150) > 0 for _ in range(2000))
-    assert won <= scipy.stats.binom.ppf(1 - 5e-5, 2000, 0.01)
+    won = sum(ever_rejects(generator, law, [0.5, 0.3, 0.2], 150) > 0 for _ in range(1000))
+    assert won <= scipy.stats.binom.ppf(1 - 5e-5, 1000, 0.01)
     peeked = 0
     for _ in range(200):
         drawn = generator.choice(3, size=150, p=[0.5, 0.3, 0.2])
