@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Generator
 
 import known_failures
 import pytest
@@ -42,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Load the engines, the Hypothesis profile and the expected failures."""
+    gc.disable()  # until the end of the collection: what it makes lives as long as the session
     config.addinivalue_line("markers", "invariant(name): the run invariant that this test checks")
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
     try:
@@ -49,6 +52,16 @@ def pytest_configure(config: pytest.Config) -> None:
     except InvalidInput as error:
         raise pytest.UsageError(str(error)) from error
     config.pluginmanager.register(known_failures.Ledger(known_failures.read()), "known-failures")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Thousands of tests are made and none is garbage: looking for it again and again took a quarter of the time."""
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 from zlib import crc32
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import special
 
 from reference.errors import InvalidSetting
 
@@ -94,7 +94,7 @@ def g_test(counts: Mapping[Outcome, int], law: Mapping[Outcome, float]) -> CellT
 
     It weighs a cell that stays empty more than Pearson's does, and one that overflows less.
     """
-    return _cell_test(counts, law, "g_test", lambda o, e: float(2 * special.xlogy(o, o / e).sum()))
+    return _cell_test(counts, law, "g_test", lambda o, e: float(2 * scipy.special.xlogy(o, o / e).sum()))
 
 
 def _cell_test(
@@ -115,7 +115,7 @@ def _cell_test(
     cells_expected, cells_observed = _pool(expected, pooled), _pool(observed, pooled)
     statistic = statistic_of(cells_observed, cells_expected)
     degrees = len(cells_expected) - 1
-    tail = float(special.chdtrc(degrees, statistic)) if degrees > 0 else 1.0
+    tail = float(scipy.special.chdtrc(degrees, statistic)) if degrees > 0 else 1.0
     return CellTest(
         samples=samples,
         statistic=statistic,
@@ -148,8 +148,8 @@ def smallest_detectable_variation(samples: int, degrees: int, level: float, powe
     """
     if degrees < 1:
         return 1.0
-    critical = special.chdtri(degrees, level)
-    noncentrality = float(special.chndtrinc(critical, degrees, 1 - power))
+    critical = scipy.special.chdtri(degrees, level)
+    noncentrality = float(scipy.special.chndtrinc(critical, degrees, 1 - power))
     return min(1.0, math.sqrt(noncentrality / samples) / 2)
 
 
@@ -189,7 +189,7 @@ class CoinTest:
         """The difference in rate from which on the test rejects with probability `power` (normal approximation)."""
         if self.trials == 0:
             return 1.0
-        quantiles = -special.ndtri(level / 2) - special.ndtri(1 - power)
+        quantiles = -scipy.special.ndtri(level / 2) - scipy.special.ndtri(1 - power)
         return min(1.0, float(quantiles) * math.sqrt(self.variance) / self.trials)
 
 
@@ -259,7 +259,7 @@ def coin_test(outcomes: Sequence[bool], probabilities: Sequence[float]) -> CoinT
 def _two_sided(surplus: float, variance: float) -> float:
     """Tail of a sum of coins less their probabilities. Freedman 1975, theorem 1.6, where the variance is small."""
     if variance >= NORMAL_VARIANCE:
-        return float(2 * special.ndtr(-abs(surplus) / math.sqrt(variance)))
+        return float(2 * scipy.special.ndtr(-abs(surplus) / math.sqrt(variance)))
     t = abs(surplus)
     return min(1.0, 2 * math.exp(t - (t + variance) * math.log1p(t / variance)))
 

@@ -5,6 +5,7 @@ The full audit runs all cases. Of these, tests of single points run one for ever
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -41,9 +42,11 @@ def points_of(name: str, engine: Engine) -> tuple[Point, ...]:
     for regime in REGIMES.values():
         cases = list(regime.cases(toy(), engine.capabilities, SEED, quick=False))
         rules = dict.fromkeys(case.rule for case in cases)
-        for number, rule in enumerate(rules):
-            of_rule = [case for case in cases if case.rule == rule]
-            found |= dict(_by_ending(of_rule, number) if regime.name in ENDINGS else _by_block_size(of_rule))
+        by_rule = [[case for case in cases if case.rule == rule] for rule in rules]
+        if regime.name in ENDINGS:
+            found |= _by_ending(by_rule)
+        else:
+            found |= {path: case for of_rule in by_rule for path, case in _by_block_size(of_rule)}
     return tuple(Point(name, path, case) for path, case in found.items())
 
 
@@ -59,31 +62,53 @@ def _by_block_size(cases: Sequence[Case]) -> Iterator[tuple[str, Case]]:
         yield path, several[several[0].num_draft_tokens * len(several) // (max(BLOCK_SIZES) + 1)]
 
 
-def _by_ending(cases: Sequence[Case], number: int) -> Iterator[tuple[str, Case]]:
-    """Every kind of end at one k, and every k with some kind of end, at temperature 0 and with a draft model; one more.
+def _by_ending(by_rule: Sequence[Sequence[Case]]) -> dict[str, Case]:
+    """Every rule with every k, and every kind of end, at temperature 0 and with a draft model; one more for each rule.
+
+    A k goes with the kind that was taken least often so far, and what no k took is added at the end.
+    """
+    found: dict[str, Case] = {}
+    taken: Counter[str] = Counter()
+    spare: dict[str, tuple[str, Case]] = {}
+    for number, cases in enumerate(by_rule):
+        by_k: dict[int, list[tuple[str, Case]]] = {}
+        for kind, case in _one_of_each_kind(cases, number):
+            by_k.setdefault(case.num_draft_tokens, []).append((kind, case))
+            spare.setdefault(kind, (f"{_path(case)}/{kind}", case))
+        for several in by_k.values():
+            kind, case = min(several, key=lambda pair: taken[pair[0]])
+            taken[kind] += 1
+            found[f"{_path(case)}/{kind}"] = case
+        others = [case for case in cases if kind_of(case) and not _is_base(case)]
+        if others:
+            case = others[(7 * number + 3) % len(others)]
+            found[f"{_path(case)}/{kind_of(case)}/{_label(case)}{'' if case.draft else '-lookup'}"] = case
+    return found | dict(at for kind, at in spare.items() if kind not in taken)
+
+
+def _one_of_each_kind(cases: Sequence[Case], number: int) -> Iterator[tuple[str, Case]]:
+    """Every kind of end at one k, and every k with some kind of end.
 
     Which k goes with which kind differs between rules: `number` is that of the rule.
     """
     kinds: dict[str, dict[int, Case]] = {}
-    others = []
     for case in cases:
         kind = kind_of(case)
-        if kind and case.sampling.temperature == 0 and case.draft is not None:
+        if kind and _is_base(case):
             kinds.setdefault(kind, {})[case.num_draft_tokens] = case
-        elif kind:
-            others.append(case)
     missing = set(BLOCK_SIZES)
     for place, (kind, by_k) in enumerate(kinds.items(), number):
         chosen = by_k[sorted(by_k)[place % len(by_k)]]
         missing.discard(chosen.num_draft_tokens)
-        yield f"{_path(chosen)}/{kind}", chosen
+        yield kind, chosen
     for k in sorted(missing):
         at_k = [(kind, by_k[k]) for kind, by_k in kinds.items() if k in by_k]
-        kind, chosen = at_k[(k + number) % len(at_k)]
-        yield f"{_path(chosen)}/{kind}", chosen
-    if others:
-        case = others[(7 * number + 3) % len(others)]
-        yield f"{_path(case)}/{kind_of(case)}/{_label(case)}{'' if case.draft else '-lookup'}", case
+        yield at_k[(k + number) % len(at_k)]
+
+
+def _is_base(case: Case) -> bool:
+    """Whether a case is at temperature 0, with a draft model."""
+    return case.sampling.temperature == 0 and case.draft is not None
 
 
 def kind_of(case: Case) -> str | None:
