@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import mlx.core as mx
 
-from mlx_impl.cache import Cache
 from mlx_impl.drafters import DeviceBlock, Drafter
+from mlx_impl.model_cache import ModelCache
 from reference.errors import InvalidSetting
 
 
@@ -43,7 +43,7 @@ class Chain:
             )
 
     @property
-    def cache(self) -> Cache | None:
+    def cache(self) -> ModelCache | None:
         """That of its draft model; None where it has none."""
         return next((drafter.cache for drafter in self.drafters if drafter.cache is not None), None)
 

@@ -14,8 +14,8 @@ from scipy.stats import chisquare  # noqa: E402
 from mlx_impl import Decoder, DraftModel, KeyedRandomness  # noqa: E402
 from mlx_impl.acceptance import rule_for  # noqa: E402
 from reference.errors import InvalidSetting, NonFiniteLogits  # noqa: E402
-from reference.randomness import EnumeratedRandomness  # noqa: E402
 from reference.values import SamplingParams  # noqa: E402
+from specproof.enumeration import EnumeratedRandomness  # noqa: E402
 
 PROMPT = [1, 2]
 LEVEL = 1e-4
