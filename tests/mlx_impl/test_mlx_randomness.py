@@ -64,7 +64,7 @@ def test_coupled_draws_follow_the_distribution_over_positions():
     rows = mx.broadcast_to(mx.array(PROBABILITIES), (1500, len(PROBABILITIES)))
     counts = np.bincount(np.array(KeyedRandomness(17).coupled_categorical(rows, 0)), minlength=len(PROBABILITIES))
     support = np.array(PROBABILITIES) > 0
-    assert chisquare(counts[support], np.array(PROBABILITIES)[support] * 1500).pvalue > LEVEL
+    assert scipy.stats.chisquare(counts[support], np.array(PROBABILITIES)[support] * 1500).pvalue > LEVEL
     assert counts[~support].sum() == 0
 
 
