@@ -2,7 +2,9 @@
 
 The runs are a random draw from the cases of the full audit, some of every regime. The laws are those of the audit with
 fewer settings and samples. Both follow from an engine's capabilities alone, so that a defect meets what its right
-engine meets. Their efforts were raised until the catalogue was caught: its score is no blind prediction.
+engine meets. Their efforts were raised until the catalogue was caught with `SEED`: its score is no
+blind prediction. A difference as small as temperature 1 for 0.7 (D76, D83) is found by `output_distribution` with two of
+five other seeds only, so that the checks that must see it are those that need no luck.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from specproof.results import CheckResult
 SEED = 0
 CASES_PER_REGIME = {"float64": 4, "float32": 2}
 LAWS_IN_FLOAT32 = (exact_law.NAME, bad_input.NAME)
-"""An engine in float32 runs on a device, where starting a kernel takes longer than a round of the oracle: it has half as
-many cases, the laws that draw many samples are left out, and of those that are enumerated there is one."""
+"""An engine in float32 runs on a device, where starting a kernel takes longer than a round of the oracle: it has half
+as many cases, the laws that draw many samples are left out, and of those that are enumerated there is one."""
 
 EXACT_CASES: Mapping[str, int] = {
     "rejection/k2/T1": 3,
