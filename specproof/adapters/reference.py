@@ -108,9 +108,6 @@ class ReferenceEngine:
         randomness = cast(Randomness, choices)  # `coupled_categorical` is asked for by the coupled rule alone
         decoder = self._decoder(case, randomness, self.decoder_class, [])
         drafter = self._drafter(case, randomness, None)
-        for model in (decoder.target, getattr(drafter, "model", None)):
-            if isinstance(model, WrappedModel):
-                model.remember()
         return ReferenceExactSession(decoder, decoder.prefill(case.prompt, drafter, case.max_tokens))
 
     def _session(

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.acceptance import Verdict, residual
+from reference.acceptance import AcceptanceRule, Verdict, residual
 from reference.decoder import Decoder
 from reference.drafters import DraftModel
 from reference.randomness import Randomness, SeededRandomness
-from reference.sampling import softmax
+from reference.sampling import next_distribution, softmax
 from reference.transformer import Activations
 from reference.values import DraftBlock, DraftDistribution, SamplingParams
 from specproof.defects.mutations import oracle_defect, with_decision
@@ -33,13 +33,52 @@ class ReportsUntemperedQ(DraftModel):
 
 
 class DrawsArgmax(DraftModel):
-    """D73, D75: proposals are argmaxes, and the softmax they were not drawn from is reported."""
+    """D73: proposals are argmaxes, and the softmax they were not drawn from is reported."""
 
     def _draw(self, q: Floats, position: int) -> int:
         return int(np.argmax(q))
 
 
+class ReportsSoftmaxOfArgmax(DraftModel):
+    """D75, the drafter: at temperature 0 it proposes the argmax, and reports the softmax of temperature 1."""
+
+    def _distribution(self, logits: Floats, context: Sequence[int]) -> Floats:
+        sampling = _untempered(self.sampling)
+        return next_distribution(logits, context, sampling, self.processors, self.model.name)
+
+    def _draw(self, q: Floats, position: int) -> int:
+        return int(np.argmax(q)) if self.sampling.temperature == 0 else super()._draw(q, position)
+
+
+def _untempered(sampling: SamplingParams) -> SamplingParams:
+    """What a greedy decoder that never divides by a temperature makes its distributions with."""
+    return replace(sampling, temperature=1.0) if sampling.temperature == 0 else sampling
+
+
 # ------------------------------------------------------------------------------------------------------- wrong rules
+
+
+def argmax_by_ratio(p: Sequence[Floats], q: Sequence[Floats], drafted: Sequence[int],
+                    randomness: Randomness, position: int) -> Verdict:  # fmt: skip
+    """D75, the rule: the coins of `rejection`, and an argmax wherever it draws."""
+    for i, token in enumerate(drafted):
+        if not randomness.bernoulli(min(p[i][token] / q[i][token], 1)):
+            return Verdict(i, int(np.argmax(residual(p[i], q[i]))))
+    return Verdict(len(drafted), int(np.argmax(p[-1])))
+
+
+class TossesCoinsForArgmaxes(Decoder):
+    """D75: greedy decoding is an argmax in place of every draw, and the coins stay those of the softmax."""
+
+    @property
+    def acceptance(self) -> AcceptanceRule:
+        """At temperature 0, whatever its name, `rejection` with argmaxes."""
+        rule = super().acceptance
+        return replace(rule, decision=argmax_by_ratio) if self.sampling.temperature == 0 else rule
+
+    def _distribution(self, activations: Activations, row: int, context: Sequence[int]) -> Floats:
+        decoder = Decoder(**{**vars(self), "sampling": _untempered(self.sampling), "rule": "rejection"})
+        return decoder._distribution(activations, row, context)
 
 
 def residual_one_row_early(p: Sequence[Floats], q: Sequence[Floats], drafted: Sequence[int],
@@ -163,13 +202,15 @@ DEFECTS = (
     ),
     oracle_defect(
         "D75", "acceptance", "speculative-sampling", "jaymody/speculative-sampling#3",
-        "Argmax proposals with a softmax q, in an implementation that others learn from.",
-        expected="exact_law", silent=RULE, drafter_class=DrawsArgmax,
+        "Greedy decoding takes an argmax for every draw, and still tosses the coins of the two softmaxes.",
+        expected="greedy_parity honest_q", silent="target_cache_offset draft_cache_offset cache_content "
+        "emitted_block processor_history bad_input exact_law output_distribution acceptance_rate randomness",
+        decoder_class=TossesCoinsForArgmaxes, drafter_class=ReportsSoftmaxOfArgmax,
     ),
     oracle_defect(
         "D76", "acceptance", "vLLM", "vllm-project/vllm#10198",
         "The scorer makes p with the default sampling parameters, while q is filtered by the user's.",
-        expected="counters log_probabilities exact_law output_distribution", silent=f"{BOOKKEEPING} honest_q",
+        expected="counters log_probabilities exact_law", silent=f"{BOOKKEEPING} honest_q",
         decoder_class=ScoresByDefaults,
     ),
     oracle_defect(
@@ -204,7 +245,7 @@ DEFECTS = (
     oracle_defect(
         "D83", "acceptance", "keras-hub", "keras-team/keras-hub#2735",
         "The speculative sampler is built without the user's temperature.",
-        expected="counters log_probabilities exact_law output_distribution", silent=f"{BOOKKEEPING} honest_q",
+        expected="counters log_probabilities exact_law", silent=f"{BOOKKEEPING} honest_q",
         decoder_class=IgnoresTemperature,
     ),
     oracle_defect(

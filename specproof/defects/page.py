@@ -11,6 +11,9 @@ What public engines got wrong, each as one small mutation of a right engine in `
 defects by these ids. "Must see it": checks that have to catch the mutation, so that no hole opens unnoticed; others may
 catch it too. `specproof defects` runs them all, and `specproof defects --only D01` one.
 
+An id with `-mlx` behind it is the same defect made once more on MLX, whose caches are written in place; without the
+package these have no row in the kill table.
+
 An issue or pull request is where the defect is described or mended; whether it still exists there is not said here.
 This page is made from the catalogue (`python -m specproof.defects.page`).
 

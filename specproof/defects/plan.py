@@ -2,7 +2,10 @@
 
 The runs are a random draw from the cases of the full audit, some of every regime. The laws are those of the audit with
 fewer settings and samples. Both follow from an engine's capabilities alone, so that a defect meets what its right
-engine meets. Their efforts were raised until the catalogue was caught: its score is no blind prediction.
+engine meets. Their efforts were raised until the catalogue was caught with `SEED`: its score is no blind
+prediction. With the seeds 1 and 2 all 19 defects were caught that `output_distribution`, `acceptance_rate` or
+`randomness` must see. A difference as small as temperature 1 for 0.7 (D76, D83) is found by `output_distribution` with
+two of five other seeds only, so that the checks that must see it are those that need no luck.
 """
 
 from __future__ import annotations
@@ -23,16 +26,20 @@ from specproof.regimes import REGIMES
 from specproof.results import CheckResult
 
 SEED = 0
-CASES_PER_REGIME = 4
+CASES_PER_REGIME = {"float64": 4, "float32": 2}
+LAWS_IN_FLOAT32 = (exact_law.NAME, bad_input.NAME)
+"""An engine in float32 runs on a device, where starting a kernel takes longer than a round of the oracle: it has half
+as many cases, the laws that draw many samples are left out, and of those that are enumerated there is one."""
 
 EXACT_CASES: Mapping[str, int] = {
-    "rejection/k2/T1": 4,
+    "rejection/k2/T1": 3,
     "rejection/k2/T1-contrary": 4,
     "rejection/k2/T0.7-min_p0.3": 4,
     "rejection/k2/T0.7-top_p0.75": 4,
     "rejection/k2/T0.7-penalties": 3,
     "rejection/k2/stop": 3,
 }
+EXACT_CASES_IN_FLOAT32: Mapping[str, int] = {"rejection/k2/T1-contrary": 4}
 """Laws that are enumerated, with the length of their sequences: a plain one, and one for every kind of parameter."""
 DRAWN_CASES = ("rejection/k2/T0.7-contrary",)
 DRAWN = output_distribution.Effort(samples=40, turns=6, coupled_seeds=1)
@@ -47,10 +54,11 @@ REPEATED = independence.Effort(seeds=2, turns=3, turn_tokens=100)
 @lru_cache(maxsize=8)
 def cases(capabilities: Capabilities) -> tuple[Case, ...]:
     """`CASES_PER_REGIME` of every regime that the engine can be put under, the regimes in turn."""
+    count = CASES_PER_REGIME[capabilities.precision]
     generator = np.random.default_rng(SEED)
     regimes = (regime.cases(toy(), capabilities, SEED, quick=False) for regime in REGIMES.values())
-    drawn = [list(islice(_shuffled(every, generator), CASES_PER_REGIME)) for every in regimes]
-    return tuple(some[i] for i in range(CASES_PER_REGIME) for some in drawn if i < len(some))
+    drawn = [list(islice(_shuffled(every, generator), count)) for every in regimes]
+    return tuple(some[i] for i in range(count) for some in drawn if i < len(some))
 
 
 def _shuffled(every: Iterable[Case], generator: np.random.Generator) -> Iterator[Case]:
@@ -78,6 +86,8 @@ class SmallLaw:
 
     def check(self, engine: Engine) -> CheckResult:
         """`not_observable` where the engine cannot show it."""
+        if engine.capabilities.precision == "float32" and self.name not in LAWS_IN_FLOAT32:
+            return CheckResult.not_observable("not looked at in an engine on a device, which would take too long")
         if not LAWS[self.name].observable(engine.capabilities):
             return CheckResult.not_observable("the engine cannot show what this looks at")
         return self.judge(engine)
@@ -85,9 +95,10 @@ class SmallLaw:
 
 def _exact_law(engine: Engine) -> CheckResult:
     every = exact_law.cases(engine.capabilities, tiny(), SEED, quick=False)
+    lengths = EXACT_CASES if engine.capabilities.precision == "float64" else EXACT_CASES_IN_FLOAT32
     chosen = [
-        replace(case, max_tokens=EXACT_CASES.get(case.id.removeprefix(f"{exact_law.NAME}/"), case.max_tokens))
-        for case in _named(exact_law.NAME, every, EXACT_CASES)
+        replace(case, max_tokens=lengths.get(case.id.removeprefix(f"{exact_law.NAME}/"), case.max_tokens))
+        for case in _named(exact_law.NAME, every, lengths)
     ]
     if not (chosen and isinstance(engine, ExactEngine)):
         return CheckResult.not_observable("the engine's random choices cannot be made by the harness")

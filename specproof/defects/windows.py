@@ -40,23 +40,12 @@ class AllOrNothing(KVCache):
 
     def trim(self, n: int) -> int:
         """0, once a ring is full."""
-        return 0 if any(self.untrimmable(layer) for layer in self.layers) else super().trim(n)
-
-    def untrimmable(self, layer: object) -> bool:
-        """Whether a layer is taken for one that cannot be trimmed."""
-        return isinstance(layer, RingLayer) and layer.offset >= WINDOW
+        full = any(isinstance(layer, RingLayer) and layer.offset >= WINDOW for layer in self.layers)
+        return 0 if full else super().trim(n)
 
     def copy(self) -> Self:
         """Another one."""
         return type(self)(self.layers)
-
-
-class AllOrNothingWrapped(AllOrNothing):
-    """D14: as D13, from the moment on when a row was overwritten."""
-
-    def untrimmable(self, layer: object) -> bool:
-        """Whether its ring went round."""
-        return isinstance(layer, RingLayer) and layer.folded > WINDOW
 
 
 @dataclass(frozen=True)
@@ -140,12 +129,6 @@ DEFECTS = (
         "When a sliding layer fills in mid-run, trimming returns 0 for all layers, and nobody looks at it.",
         expected=f"{TARGET} cache_content", silent=DRAFTER,
         decoder_class=NeverChecks, target_class=_cached(AllOrNothing),
-    ),
-    part_defect(
-        WINDOWED, "D14", "target_cache", "mlx-swift-lm", "ml-explore/mlx-swift-lm#424",
-        "One layer whose ring went round disables the trimming of every layer, and the return value is dropped.",
-        expected=f"{TARGET} cache_content", silent=DRAFTER,
-        decoder_class=NeverChecks, target_class=_cached(AllOrNothingWrapped),
     ),
     part_defect(
         WINDOWED, "D15", "target_cache", "mlx-swift-lm", "ml-explore/mlx-swift-lm#474",

@@ -13,7 +13,8 @@ import pytest
 from reference.transformer import load
 from reference.values import SamplingParams
 from specproof.adapters.reference import ENGINE
-from specproof.adapters.reference_sessions import RememberedModel
+from specproof.adapters.reference_sessions import RememberedModel, observe
+from specproof.architectures import ARCHITECTURES, load_model
 from specproof.exact_law import TOLERANCE, judge, measure
 from specproof.law_cases import Setting, law_case
 from specproof.pairs import Pair, tiny
@@ -87,6 +88,27 @@ def test_wrong_rows_are_forwarded_as_they_are():
     remembered.forward([2, 2], wrong)
     assert not np.allclose(remembered.forward([1], right).logits, remembered.forward([1], wrong).logits)
     assert counting.forwards[(1,), 2] == 2
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_forward_that_is_looked_up_leaves_what_one_that_is_run_leaves_in_every_architecture(name):
+    model = load_model(tiny().target, ARCHITECTURES[name])
+    remembered = RememberedModel(model)
+
+    def after_a_rollback(runs):
+        cache = model.new_cache()
+        runs.forward([0, 2, 1, 1, 0, 2], cache)
+        cache.trim_to(4)
+        return [runs.forward(tokens, cache).logits for tokens in ([1, 2], [0])], cache
+
+    after_a_rollback(remembered)
+    for looked_up, run in zip(*(after_a_rollback(runs)[0] for runs in (remembered, model)), strict=True):
+        assert np.array_equal(looked_up, run)
+    mine, theirs = (observe(after_a_rollback(runs)[1], None) for runs in (remembered, model))
+    for held, wanted in zip(mine.target_rows, theirs.target_rows, strict=True):
+        assert np.array_equal(held.keys, wanted.keys)
+        assert np.array_equal(held.values, wanted.values)
+        assert held.first == wanted.first
 
 
 def test_caches_of_another_type_are_never_looked_up():

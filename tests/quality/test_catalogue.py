@@ -40,6 +40,15 @@ def test_what_is_left_out_has_no_row_and_a_reason() -> None:
     assert all(len(why) > 20 for why in LEFT_OUT.values())
 
 
+def test_a_defect_that_is_made_again_on_mlx_is_known_and_needs_mlx() -> None:
+    again = [defect for name, defect in CATALOGUE.items() if "-" in name]
+    assert again
+    for defect in again:
+        known = CATALOGUE[defect.id.removesuffix("-mlx")]
+        assert (defect.kind, defect.reference) == (known.kind, known.reference)
+        assert (defect.needs, known.needs) == ("mlx", "")
+
+
 def test_the_defects_that_messages_name_are_in_the_catalogue() -> None:
     assert {signature.id for signature in SIGNATURES} <= CATALOGUE.keys()
 
