@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from reference.values import SamplingParams
 from specproof import forcing
 from specproof.engine import Capabilities, Case, DrafterKind, Fault
-from specproof.law_cases import CONTRARY, sampling_rules
 from specproof.oracle import oracle_of
 from specproof.pairs import Pair
 from specproof.regimes import REGIMES
@@ -164,40 +163,3 @@ def _rotated(least: int, most: int, simplest: int) -> st.SearchStrategy[int]:
     """Integers in least .. most that shrink to `simplest`, or to the least where that is not among them."""
     size, first = most - least + 1, simplest - least if simplest <= most else 0
     return st.integers(0, size - 1).map(lambda number: least + (number + first) % size)
-
-
-LAW_REGIME = "output_law"
-"""The regime of cases whose law is enumerated and sampled."""
-
-
-@st.composite
-def law_cases(draw: st.DrawFn, capabilities: Capabilities, pair: Pair) -> Case:
-    """A case of a few tokens above temperature 0, on a pair so small that the target's law can be enumerated.
-
-    For engines that sample (`sampling_rules` is not empty).
-    """
-    pair = pair.built_as(capabilities.architecture)
-    vocab_size = oracle_of(pair.target_spec()).vocab_size
-    rule = draw(st.sampled_from(sampling_rules(capabilities)))
-    k = draw(st.integers(1, 3))
-    fields = capabilities.sampling - {"temperature"}
-    sampling = replace(draw(samplings(fields, vocab_size)), temperature=draw(st.sampled_from((1.0, 0.7, 1.4))))
-    drafter = draw(drafters(capabilities))
-    lookup, prompt = drafter == "prompt_lookup", draw(prompts(vocab_size, max_size=3))
-    # A drafter that is far from its target makes a wrong rule show best, one that is near it a wrong q.
-    transform = draw(st.sampled_from((CONTRARY, None))) if capabilities.transforms else None
-    return Case(
-        id=f"drawn/{LAW_REGIME}",
-        regime=LAW_REGIME,
-        target=pair.target_spec(),
-        draft=None if lookup else pair.draft_spec(transform),
-        prompt=forcing.CYCLE * 2 if lookup else prompt,
-        rule=rule,
-        sampling=sampling,
-        num_draft_tokens=k,
-        max_tokens=draw(st.integers(3, 4)),  # the fewest with a proposal in them
-        stop_tokens=draw(st.frozensets(st.integers(0, vocab_size - 1), max_size=1)),
-        seed=draw(st.integers(0, 2**16)),
-        drafter=drafter,
-        min_prob=draw(st.sampled_from((0.0, 0.5))) if capabilities.min_prob and not lookup else 0.0,
-    )
