@@ -3,32 +3,19 @@
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import command_line
 import pytest
-from typer.testing import CliRunner
-
-from specproof.cli import app
 
 NEVER_TRIMS, INTERRUPTED = "fuzz_engines:NEVER_TRIMS", "fuzz_engines:INTERRUPTED"
 A_MOMENT = ("--minutes", "0.02", "--seed", "0")
 
 
-def run(*arguments: object) -> Any:
-    """The result of `specproof fuzz` with these arguments; a traceback is a failed test."""
-    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["fuzz", *map(str, arguments)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def refused(*arguments: object) -> str:
-    """The one line with which a wrong call is refused."""
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    return result.stderr
+run = partial(command_line.run, "fuzz")
+refused = partial(command_line.refused, "fuzz")
 
 
 @pytest.fixture(scope="module")
