@@ -165,8 +165,8 @@ def _first(violations: list[Violation]) -> str | None:
 LAW_SEARCHES: Mapping[str, LawSearch] = {
     search.regime: search
     for search in (
-        LawSearch("refusals", bad_input.NAME, "bad input", 24, _refuses, law_strategies.bad_input_cases, _spoil),
-        LawSearch("repetitions", independence.NAME, "repetition", 6, _repeats, law_strategies.repeated_cases, _repeat),
+        LawSearch("refusals", bad_input.NAME, "bad input", 48, _refuses, law_strategies.bad_input_cases, _spoil),
+        LawSearch("repetitions", independence.NAME, "repetition", 10, _repeats, law_strategies.repeated_cases, _repeat),
         LawSearch(
             "end_points", independence.NAME, "end point", 4, _takes_uniforms, law_strategies.end_point_cases,
             _give_end_points,
