@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from reference.values import DraftDistribution
 from specproof.adapters import reference as reference_adapter
 from specproof.adapters.decoder_sessions import observed
 from specproof.adapters.reference_sessions import WrappedModel, observe
-from specproof.engine import Capabilities, Case, ModelSpec, Observation
+from specproof.engine import Capabilities, Case, ModelSpec, Observation, Schedule
 
 
 class Driver(Protocol):
@@ -46,6 +46,9 @@ class Driver(Protocol):
     def drafter(self, case: Case, randomness: Any) -> Any:
         """A drafter with an empty cache, or none."""
 
+    def schedule(self, case: Case) -> Schedule:
+        """When its drafter forwards the last proposal, in the life of this case."""
+
     def set_sampling(self, drafter: Any, case: Case) -> None:
         """Let a drafter draw by another rule and sampling."""
 
@@ -64,7 +67,7 @@ class Driver(Protocol):
 
 @dataclass(frozen=True)
 class OracleDriver:
-    """The oracle. In every other life, by its seed, the drafter forwards its last proposal at once (`eager`)."""
+    """The oracle. A life has one of the three schedules, by its seed."""
 
     decoder_class: type = reference_decoder.Decoder
     drafter_class: type = reference_drafters.DraftModel
@@ -91,10 +94,18 @@ class OracleDriver:
     def drafter(self, case, randomness):
         if case.draft is None:
             return PromptLookup(WrappedModel(case.target).vocab_size)
-        schedule = ("catch_up", "eager")[case.seed % 2]
-        drafter = self.drafter_class(self.model("draft", case.draft), case.sampling, randomness, schedule=schedule)
+        drafter = self.drafter_class(
+            self.model("draft", case.draft),
+            case.sampling,
+            randomness,
+            schedule=self.schedule(case),
+            min_prob=case.min_prob,
+        )
         self.set_sampling(drafter, case)
         return drafter
+
+    def schedule(self, case: Case) -> Schedule:
+        return get_args(Schedule)[case.seed % 3]
 
     def set_sampling(self, drafter, case):
         drafter.sampling = case.sampling
@@ -165,7 +176,10 @@ def mlx_impl_driver() -> Driver:
         def drafter(self, case, randomness):
             if case.draft is None:
                 return PromptLookup(self.model("target", case.target).args.vocab_size)
-            return DraftModel(self.model("draft", case.draft), case.sampling, randomness)
+            return DraftModel(self.model("draft", case.draft), case.sampling, randomness, min_prob=case.min_prob)
+
+        def schedule(self, case):
+            return self.capabilities.draft_schedule
 
         def set_sampling(self, drafter, case):
             drafter.sampling = case.sampling
