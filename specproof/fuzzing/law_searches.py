@@ -172,7 +172,7 @@ LAW_SEARCHES: Mapping[str, LawSearch] = {
             _give_end_points,
         ),
         LawSearch(
-            "exact_law", exact_law.NAME, "enumeration", 4, _is_enumerated, law_strategies.exact_cases, _enumerate
+            "exact_law", exact_law.NAME, "enumeration", 6, _is_enumerated, law_strategies.exact_cases, _enumerate
         ),
         LawSearch("joint_law", independence.NAME, "bet", 1, _shows_rounds, law_strategies.joint_cases, round_bet),
         LawSearch("rates", acceptance_rate.NAME, "bet", 2, _shows_rates, law_strategies.rate_cases, acceptance_bet),

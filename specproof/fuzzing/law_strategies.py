@@ -25,6 +25,7 @@ from specproof.oracle import oracle_of
 from specproof.pairs import Pair, tiny, toy
 from specproof.transforms import BANNED, Constant, Disjoint
 
+RARELY = st.sampled_from((False, False, True))
 TEMPERATURES = (1.0, 0.7, 1.4)
 WHOLE = st.integers(1, 8)
 WEIGHTS = st.sampled_from((((3, 3, 2), (1, 1, 2)),)) | st.tuples(
@@ -35,12 +36,12 @@ two are left to replace it: a number that drew it, or refused it, always gives t
 
 
 @st.composite
-def sampled_cases(draw: st.DrawFn, engine: Engine, regime: str, rules: Sequence[str], largest_block: int) -> Case:
+def sampled_cases(draw: st.DrawFn, engine: Engine, regime: str, rules: Sequence[str], blocks: Sequence[int]) -> Case:
     """A case of a few tokens above temperature 0 on the tiny pair, by any rule, drafter and sampling."""
     capabilities = engine.capabilities
     pair = tiny().built_as(capabilities.architecture)
     vocab_size = oracle_of(pair.target_spec()).vocab_size
-    rule, k = draw(st.sampled_from(rules)), draw(st.integers(1, largest_block))
+    rule, k = draw(st.sampled_from(rules)), draw(st.sampled_from(blocks))
     sampling = draw(_warm(capabilities, vocab_size))
     drafter = draw(drafters(capabilities))
     prompt = draw(prompts(vocab_size, max_size=3))
@@ -52,15 +53,15 @@ def sampled_cases(draw: st.DrawFn, engine: Engine, regime: str, rules: Sequence[
         draft=None if case.draft is None else pair.draft_spec(transform),
         sampling=sampling,
         num_draft_tokens=k,
-        max_tokens=draw(st.integers(3, 4)),  # the fewest with a proposal in them
+        max_tokens=k + 2 if k < 3 else 4,  # prefill's token and a whole block with its bonus, where that is affordable
         stop_tokens=draw(st.frozensets(st.integers(0, vocab_size - 1), max_size=1)),
         min_prob=draw(st.sampled_from((0.0, 0.5))) if capabilities.min_prob and case.draft is not None else 0.0,
     )
 
 
 def _warm(capabilities: Capabilities, vocab_size: int) -> st.SearchStrategy[SamplingParams]:
-    """Any sampling above temperature 0."""
-    others = samplings(capabilities.sampling - {"temperature"}, vocab_size)
+    """Any sampling above temperature 0, every other one with nothing else changed."""
+    others = st.just(SamplingParams()) | samplings(capabilities.sampling - {"temperature"}, vocab_size)
     return st.builds(lambda found, t: replace(found, temperature=t), others, st.sampled_from(TEMPERATURES))
 
 
@@ -84,7 +85,7 @@ def _case(pair: Pair, regime: str, rule: str, drafter: DrafterKind, prompt: tupl
 
 def output_cases(engine: Engine, regime: str) -> st.SearchStrategy[Case]:
     """Cases whose output is drawn, by any rule."""
-    return sampled_cases(engine, regime, sampling_rules(engine.capabilities), 3)
+    return sampled_cases(engine, regime, sampling_rules(engine.capabilities), (1, 2, 3))
 
 
 def exact_rules(capabilities: Capabilities) -> list[str]:
@@ -95,11 +96,11 @@ def exact_rules(capabilities: Capabilities) -> list[str]:
 @st.composite
 def exact_cases(draw: st.DrawFn, engine: Engine, regime: str) -> Case:
     """Cases whose every outcome is walked: now and then over two turns, or from caches that are warm already."""
-    case = draw(sampled_cases(engine, regime, exact_rules(engine.capabilities), 2))
+    case = draw(sampled_cases(engine, regime, exact_rules(engine.capabilities), (2, 1)))
     session = _first_session(engine, case)
     if session is not None and session.copy() is None:
         return replace(case, max_tokens=REPLAYED_TOKENS)
-    if isinstance(session, ExtendableSession) and engine.capabilities.resumable and draw(st.booleans()):
+    if isinstance(session, ExtendableSession) and engine.capabilities.resumable and draw(RARELY):
         first = draw(st.sampled_from((2, 0)))
         added = draw(st.lists(st.integers(0, 2), min_size=1, max_size=2).map(tuple))
         return TwoTurnCase(**{**vars(case), "max_tokens": first}, added=added, second=3 - first)
@@ -127,7 +128,8 @@ def repeated_cases(draw: st.DrawFn, engine: Engine, regime: str) -> Case:
     prompt = draw(prompts(3, max_size=5))
     drafter = draw(st.sampled_from(sorted(capabilities.drafters, reverse=True)))
     case = _case(pair, regime, rule, drafter, prompt, draw(st.integers(0, 2**16)))
-    prompt = draw(st.sampled_from((LOOKUP_PROMPT, forcing.CYCLE * 2))) if case.draft is None else case.prompt
+    if case.draft is None:  # of many lengths: a text that is kept between turns may only take in what is longer
+        prompt = draw(st.sampled_from((LOOKUP_PROMPT, forcing.CYCLE * 2))) * draw(st.sampled_from((1, 2, 4)))
     return replace(
         case,
         prompt=prompt,

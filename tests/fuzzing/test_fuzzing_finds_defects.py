@@ -48,8 +48,9 @@ def test_a_defect_of_another_kind_is_found_and_matches_no_bookkeeping_defect(inv
     every = without_laws(BY_INVARIANT[invariant], FEW).findings()
     found = next(finding for finding in every if finding.violation.invariant == invariant)
     assert found.known == ()
-    assert len(found.case.prompt) == 1
-    assert found.case.num_draft_tokens == 1
+    assert found.shrunk
+    assert len(found.case.prompt) <= 2 or found.case.drafter == "prompt_lookup"
+    assert found.case.num_draft_tokens <= 3
 
 
 @pytest.mark.parametrize("ending", BY_ENDING)
