@@ -82,7 +82,7 @@ def check(engine: Engine, pair: Pair, seed: int, quick: bool) -> CheckResult:
         for name in names:
             place = Path(folder) / name
             place.mkdir()
-            violations += _violations(engine, name, replace(PROBES[name].spoil(good, place), id=f"{NAME}/{name}"))
+            violations += probed(engine, name, replace(PROBES[name].spoil(good, place), id=f"{NAME}/{name}"))
     return CheckResult.judged(len(names), violations, f"{len(names)} bad inputs: {', '.join(names)}")
 
 
@@ -105,7 +105,7 @@ def _good_case(engine: Engine, pair: Pair, seed: int) -> Case:
     )
 
 
-def _violations(engine: Engine, name: str, case: Case) -> list[Violation]:
+def probed(engine: Engine, name: str, case: Case) -> list[Violation]:
     """What is wrong with the way one bad input was taken."""
     probe, received = PROBES[name], 0
     try:

@@ -100,10 +100,10 @@ def judge(engine: Engine, pair: Pair, rules: Sequence[str], seed: int, effort: E
     violations: list[Violation] = []
     repeated = [case for rule in rules for case in _repeated_cases(engine.capabilities, pair, rule, prompt)]
     for case in repeated:
-        violations += _guarded(case, partial(_repeats, engine, case, seeds(seed, case.id, 0, effort.seeds)))
+        violations += _guarded(case, partial(repeats, engine, case, seeds(seed, case.id, 0, effort.seeds)))
     ends = list(_end_point_cases(engine, pair, rules, prompt))
     for case in ends:
-        violations += _guarded(case, partial(_end_points, engine, case))
+        violations += _guarded(case, partial(end_points, engine, case))
     joint = list(_joint_cases(engine.capabilities, pair, rules, prompt))
     tests, found = _joint_laws(engine, joint, seed, effort)
     note = _note(len(repeated), len(ends), tests)
@@ -126,7 +126,7 @@ def _repeated_cases(capabilities: Capabilities, pair: Pair, rule: str, prompt: T
             yield law_case(NAME, pair, rule, NUM_DRAFT_TOKENS, setting, prompt, TOKENS)
 
 
-def _repeats(engine: Engine, case: Case, case_seeds: Sequence[int]) -> list[Violation]:
+def repeats(engine: Engine, case: Case, case_seeds: Sequence[int]) -> list[Violation]:
     """Every seed alone, then again with other turns before, beside and after it."""
     alone = {seed: tuple(engine.start(replace(case, seed=seed))) for seed in case_seeds}
     for seed, first in alone.items():
@@ -177,7 +177,7 @@ def _with_logits(case: Case, target: Disjoint | Constant, draft: Disjoint | Cons
     return replace(case, target=replace(case.target, transform=target), draft=replace(case.draft, transform=draft))
 
 
-def _end_points(engine: Engine, case: Case) -> list[Violation]:
+def end_points(engine: Engine, case: Case) -> list[Violation]:
     """No token without mass comes out, whatever end point a choice meets."""
     assert isinstance(engine, UniformEngine), "only such engines have these cases"
     target = oracle_of(case.target)

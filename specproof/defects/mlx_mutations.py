@@ -12,14 +12,16 @@ from typing import Any, cast
 import mlx.core as mx
 
 from mlx_impl.acceptance import Decide, Decision
-from mlx_impl.cache import Cache, KVCache, make_cache
+from mlx_impl.cache import KVCache, make_cache
 from mlx_impl.decoder import Decoder, DecoderState
 from mlx_impl.drafters import DeviceBlock, Drafter, DraftModel
+from mlx_impl.model_cache import ModelCache
 from mlx_impl.randomness import Randomness
 from mlx_impl.readout import RoundReadout
 from specproof.adapters.mlx_impl import MlxImplEngine
 
 Arrays = tuple[mx.array, mx.array]
+PromptCache = ModelCache | Sequence[Any] | None
 
 # ---------------------------------------------------------------------------------------------------------- caches
 
@@ -77,7 +79,7 @@ class ReadsOldView(KVCache):
         return views
 
 
-def _turned_into(cache: Cache, made_of: type[KVCache]) -> None:
+def _turned_into(cache: Sequence[Any], made_of: type[KVCache]) -> None:
     """Let every layer of a cache be of this class from now on; its rows stay."""
     for layer in cache:
         layer.__class__ = made_of
@@ -88,7 +90,7 @@ def _decoder_on(made_of: type[KVCache]) -> type[Decoder]:
 
     class OnWrongCache(Decoder):
         def prefill(
-            self, prompt: Sequence[int], drafter: Drafter, max_tokens: int, target_cache: Cache | None = None
+            self, prompt: Sequence[int], drafter: Drafter, max_tokens: int, target_cache: PromptCache = None
         ) -> DecoderState:
             cache = make_cache(self.target) if target_cache is None else target_cache
             _turned_into(cache, made_of)
@@ -109,7 +111,7 @@ class SharesStorage(Decoder):
     """D28: behind prefill the drafter has the very arrays of the target's last layer, which are written in place."""
 
     def prefill(
-        self, prompt: Sequence[int], drafter: Drafter, max_tokens: int, target_cache: Cache | None = None
+        self, prompt: Sequence[int], drafter: Drafter, max_tokens: int, target_cache: PromptCache = None
     ) -> DecoderState:
         """As the right one's, and then the mistake."""
         state = super().prefill(prompt, drafter, max_tokens, target_cache)
@@ -159,12 +161,12 @@ class BroadcastsFirstRow(Decoder):
     """D115: verifications go through such a kernel."""
 
     def _verify(self, state: DecoderState, block: DeviceBlock) -> RoundReadout:
-        right = self.target
-        self.target = FirstRowForAll(right)
+        right = state.target_cache.model
+        state.target_cache.model = FirstRowForAll(right)
         try:
             return super()._verify(state, block)
         finally:
-            self.target = right
+            state.target_cache.model = right
 
 
 # --------------------------------------------------------------------------------------------------------- engines

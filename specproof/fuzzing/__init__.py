@@ -1,9 +1,10 @@
 """Fuzzing: cases without end, drawn at random, until the time is up; what fails is shrunk, reported and saved.
 
-- `strategies`: what Hypothesis draws. The test suite draws from them too.
+- `strategies`, `law_strategies`: what Hypothesis draws, for single runs and for laws. The test suite does too.
 - `hunt`: one search with Hypothesis, for the smallest case that breaks something.
-- `runs` and `bets`: what is looked for: a broken invariant of a single run, or another law of the output.
-- `campaign`: engines and searches in turn, until the time is up.
+- `runs`: the invariants that a single run breaks; `law_searches`: the parts of the laws, in small doses.
+- `bets`, `coin_bets`: tests of many draws that may be looked at any time, and their levels.
+- `sources`: all of these, to be taken in turn; `campaign`: engines and sources in turn, until the time is up.
 - `bug_report`: what was found, as a colleague would report it; `reproduction`: the same as a file that can be replayed.
 - `case_files`: cases as JSON.
 """

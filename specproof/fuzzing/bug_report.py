@@ -11,6 +11,7 @@ from pathlib import Path
 from reference.values import Round, SamplingParams
 from specproof.audit import CHECKS
 from specproof.engine import Case, LogitTransform, ModelSpec, Observation
+from specproof.exact_turns import TwoTurnCase
 from specproof.fuzzing.campaign import Finding
 from specproof.fuzzing.case_files import folder_name
 from specproof.invariants.base import boundary_points, exit_point, rows_expected
@@ -48,10 +49,9 @@ def _what_happened(finding: Finding) -> str:
 
 
 def _effort(finding: Finding) -> str:
-    what = "bet" if finding.run is None else "case"
     end = "nothing smaller fails" if finding.shrunk else "time ran out before all smaller ones were tried"
     return (
-        f"(found with the {_ordinal(finding.examples)} {what}, after {finding.seconds:.1f} s; "
+        f"(found with the {_ordinal(finding.examples)} {finding.kind}, after {finding.seconds:.1f} s; "
         f"{finding.attempts} more were tried to make it smaller: {end})"
     )
 
@@ -68,6 +68,8 @@ def case_lines(case: Case) -> Iterator[str]:
     yield f"at most {case.max_tokens} tokens, seed {case.seed}{_endings(case)}"
     yield f"target: {model_words(case.target)}"
     yield f"drafter: {'prompt lookup' if case.draft is None else model_words(case.draft)}"
+    if isinstance(case, TwoTurnCase):
+        yield f"then {_tokens(case.added)} is added, and at most {case.second} tokens follow"
 
 
 def _endings(case: Case) -> str:

@@ -1,39 +1,26 @@
-"""A campaign: engines and searches in turn until the time is up, and all that they found.
+"""A campaign: engines and sources of findings in turn until the time is up, and all that they found.
 
-Every batch of single runs is followed by a few bets on the law of the output. What was found once, an invariant of an
-engine or its law, is not looked for again. Nothing here prints.
+What was found once, a check that an engine breaks, is not looked for again. Nothing here prints. A right engine is
+accused with a chance of at most `statistics.FAMILY_LEVEL`, however long the campaign (`bets`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from random import Random
 
 from specproof.engine import Case, Engine
-from specproof.fuzzing.bets import BetJudge, Levels, LostBet
-from specproof.fuzzing.hunt import Hunt, Wrong
-from specproof.fuzzing.runs import BrokenRun, RunJudge, broken_invariants
-from specproof.fuzzing.strategies import cases, law_cases
-from specproof.invariants import RUN_INVARIANTS
+from specproof.fuzzing.bets import Levels
+from specproof.fuzzing.hunt import Clock, Hunt
+from specproof.fuzzing.sources import SOURCES, Bounty, Result, Source
 from specproof.invariants.signatures import Known
-from specproof.law_cases import sampling_rules
-from specproof.output_distribution import NAME as OUTPUT_LAW
-from specproof.pairs import tiny, toy
 from specproof.results import Violation
 from specproof.runner import Run
-
-RUNS = 100
-"""Cases of a batch."""
-BETS = 3
-"""Bets after it."""
-EVIDENCE = 50
-"""Cases that are drawn, once something is broken, to tell which defect breaks it."""
-EVIDENCE_SECONDS = 20.0
-"""The most time for that."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +31,21 @@ class Finding:
         engine: by the name it was asked for by.
         violation: what is broken, in the smallest case that was found.
         case: that case.
-        examples: cases (for a law: bets) of the engine until it was found.
-        seconds: the same, of the campaign.
+        kind: what the source calls its cases.
+        examples: cases of that kind, of the engine, until it was found.
+        seconds: the same, of the campaign, by its clock.
         attempts: further cases that were tried to make it smaller.
         shrunk: whether that came to its end.
-        run: the run of the case; None for a law, which takes many.
+        run: the run of the case; None for a law.
         known: the defects of the catalogue that have such offsets.
         also: the other invariants that the run breaks.
-        level: of the bet; None for an invariant.
+        level: of the bet that was lost; None where nothing was left to chance.
     """
 
     engine: str
     violation: Violation
     case: Case
+    kind: str
     examples: int
     seconds: float
     attempts: int
@@ -69,12 +58,13 @@ class Finding:
 
 @dataclass
 class Effort:
-    """What was spent on one engine so far, and the checks it is known to break."""
+    """What was spent on one engine so far (cases by kind, draws of bets), and the checks it is known to break."""
 
-    examples: int = 0
-    bets: int = 0
-    draws: int = 0
+    spent: Counter[str] = field(default_factory=Counter)
     broken: set[str] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{number} {kind}{'s' * (number != 1)}" for kind, number in self.spent.items()) or "nothing"
 
 
 @dataclass
@@ -86,16 +76,21 @@ class Campaign:
         seed: everything is drawn from it.
         is_over: whether no further case is to be begun, given what was spent so far: how much is drawn may depend on
             the clock. What was caught by then is still made smaller.
-        on_progress: called with an engine's name and what was spent on it, after every case and some draws.
+        on_progress: called with an engine's name and what was spent on it, after every case.
+        sources: what is looked for.
+        now: the clock that findings are timed by.
     """
 
     engines: Mapping[str, Engine]
     seed: int
     is_over: Callable[[Mapping[str, Effort]], bool]
     on_progress: Callable[[str, Effort], None] = lambda name, effort: None
+    sources: Sequence[Source] = SOURCES
+    now: Callable[[], float] = time.monotonic
     efforts: dict[str, Effort] = field(init=False)
     interrupted: bool = False
     _levels: Levels = field(default_factory=Levels)
+    _judged: defaultdict[tuple[str, str], set[int]] = field(default_factory=partial(defaultdict, set))
     _began: float = 0.0
 
     def __post_init__(self) -> None:
@@ -106,114 +101,65 @@ class Campaign:
 
         An interrupt (Ctrl-C) ends it too, after what had been found by then.
         """
-        self._began = time.monotonic()
-        for batch in count():
-            open_ = [name for name, engine in self.engines.items() if self._looks_for(name, engine)]
-            if not open_ or self._is_over():
+        self._began = self.now()
+        for turn in count():
+            open_ = [
+                (name, source) for name in self.engines for source in self.sources if self._looks_for(name, source)
+            ]
+            if not open_:
                 return
-            for name in open_:
-                yield from self._batch(name, batch)
-                if self.interrupted:
+            for name, source in open_:
+                if self.is_over(self.efforts) or self.interrupted:
                     return
+                if self._looks_for(name, source):
+                    yield from self._search(name, source, turn)
 
-    def _batch(self, name: str, batch: int) -> Iterator[Finding]:
-        for search, what in ((self._search_runs, "runs"), (self._search_laws, "laws")):
-            if not (self._is_over() or self.interrupted):
-                finding = search(name, Random(f"{self.seed}/{name}/{what}/{batch}"))
-                if finding is not None:
-                    self.efforts[name].broken.add(finding.violation.invariant)
-                    yield finding
+    def _looks_for(self, name: str, source: Source) -> set[str]:
+        """The checks of a source that the engine is not known to break."""
+        return set(source.checks(self.engines[name])) - self.efforts[name].broken
 
-    def _looks_for(self, name: str, engine: Engine) -> bool:
-        """Whether there is a check left that the engine is not known to break."""
-        return bool(self._invariants(name, engine)) or self._has_law(name, engine)
+    def _search(self, name: str, source: Source, turn: int) -> Iterator[Finding]:
+        """One turn of a source, and what it found."""
+        effort, random = self.efforts[name], Random(f"{self.seed}/{name}/{source.regime}/{turn}")
+        before, caught_at = effort.spent[source.kind], self.now()
 
-    def _invariants(self, name: str, engine: Engine) -> list[str]:
-        broken = self.efforts[name].broken
-        return [n for n, check in RUN_INVARIANTS.items() if check.observable(engine.capabilities) and n not in broken]
-
-    def _has_law(self, name: str, engine: Engine) -> bool:
-        samples = bool(sampling_rules(engine.capabilities)) and not engine.capabilities.lossy
-        return samples and OUTPUT_LAW not in self.efforts[name].broken
-
-    def _is_over(self) -> bool:
-        return self.is_over(self.efforts)
-
-    def _search_runs(self, name: str, random: Random) -> Finding | None:
-        engine, effort = self.engines[name], self.efforts[name]
-        judge, before = RunJudge(engine, self._invariants(name, engine)), effort.examples
-
-        def on_case(hunt: Hunt[BrokenRun]) -> None:
-            effort.examples = before + hunt.examples
+        def on_case(hunt: Hunt) -> None:
+            nonlocal caught_at
+            if hunt.attempts == 0:
+                effort.spent[source.kind], caught_at = before + hunt.examples, self.now()
             self.on_progress(name, effort)
 
-        hunt = Hunt(cases(engine.capabilities, toy()), judge, self._is_over, on_case)
-        self._pursue(hunt, RUNS, random)
-        if hunt.caught is None:
-            return None
-        hunt = self._with_better_example(hunt, judge, random)
+        def pursue(hunt: Hunt, cases: int) -> None:
+            if not self.interrupted:
+                try:
+                    hunt.search(cases, random)
+                except KeyboardInterrupt:
+                    self.interrupted = True
+
+        clock = Clock(lambda: self.is_over(self.efforts))
+        bounty = Bounty(
+            self._looks_for(name, source), self._levels, clock, effort.spent, on_case, self._judged[name, source.regime]
+        )
+        result = source.search(self.engines[name], bounty, pursue)
+        if result.hunt.caught is not None:
+            effort.broken.add(result.hunt.caught.wrong.violation.invariant)
+            yield self._finding(name, source.kind, before, caught_at, result)
+
+    def _finding(self, name: str, kind: str, before: int, caught_at: float, result: Result) -> Finding:
+        hunt = result.hunt
         assert hunt.caught is not None
-        run, violation = hunt.caught.wrong.run, hunt.caught.wrong.violation
-        also = tuple(other for other in broken_invariants(run) if other != violation.invariant)
-        found = self._finding(name, hunt, violation, effort.examples)
-        return replace(found, run=run, known=judge.known_defects(run), also=also)
-
-    def _with_better_example(self, hunt: Hunt[BrokenRun], judge: RunJudge, random: Random) -> Hunt[BrokenRun]:
-        """The hunt; or, where more wrong runs tell another defect than what it caught, one that shows that defect."""
-        assert hunt.caught is not None
-        if not judge.suspects:
-            return hunt
-        out_of_time = partial(_is_past, time.monotonic() + EVIDENCE_SECONDS)
-
-        def collect(case: Case) -> None:
-            judge.note(case)
-
-        self._pursue(Hunt(hunt.strategy, collect, out_of_time), EVIDENCE, random)
-        if judge.is_example(hunt.caught.wrong.run):
-            return hunt
-        again = Hunt(hunt.strategy, judge, out_of_time)
-        self._pursue(again, RUNS, random)
-        if again.caught is None:
-            return hunt
-        return replace(again, caught_at=hunt.caught_at, attempts=hunt.attempts + again.examples + again.attempts)
-
-    def _search_laws(self, name: str, random: Random) -> Finding | None:
-        engine, effort = self.engines[name], self.efforts[name]
-        if not self._has_law(name, engine):
-            return None
-        judge, before = BetJudge(engine, self._levels, self._is_over), (effort.bets, effort.draws)
-
-        def on_case(hunt: Hunt[LostBet]) -> None:
-            effort.bets, effort.draws = before[0] + hunt.examples, before[1] + judge.draws
-            self.on_progress(name, effort)
-
-        hunt = Hunt(law_cases(engine.capabilities, tiny()), judge, self._is_over, on_case)
-        self._pursue(hunt, BETS, random)
-        if hunt.caught is None:
-            return None
-        lost = hunt.caught.wrong
-        return replace(self._finding(name, hunt, lost.violation, effort.bets), level=lost.level)
-
-    def _pursue(self, hunt: Hunt[Wrong], examples: int, random: Random) -> None:
-        if self.interrupted:
-            return
-        try:
-            hunt.search(examples, random)
-        except KeyboardInterrupt:
-            self.interrupted = True
-
-    def _finding(self, name: str, hunt: Hunt[Wrong], violation: Violation, examples: int) -> Finding:
-        assert hunt.caught is not None
+        wrong = hunt.caught.wrong
         return Finding(
             engine=name,
-            violation=violation,
+            violation=wrong.violation,
             case=hunt.caught.case,
-            examples=examples,
-            seconds=hunt.caught_at - self._began,
+            kind=kind,
+            examples=before + hunt.examples,
+            seconds=caught_at - self._began,
             attempts=hunt.attempts,
             shrunk=hunt.shrunk,
+            run=wrong.run,
+            known=result.known,
+            also=result.also,
+            level=wrong.level,
         )
-
-
-def _is_past(deadline: float) -> bool:
-    return time.monotonic() > deadline

@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 from reference.errors import InvalidInput, InvalidSetting
 from specproof import transforms
 from specproof.engine import Case, LogitTransform
+from specproof.exact_turns import TwoTurnCase
 from specproof.pairs import tiny, toy
 
 TRANSFORMS: Mapping[str, type[Any]] = {
@@ -54,7 +55,8 @@ def from_json(data: Any) -> Case:
     Raises:
         InvalidSetting: something is missing, unknown, or of another type; the message says where.
     """
-    return cast(Case, _decode(Case, data, "case"))
+    of_two_turns = isinstance(data, dict) and "second" in data
+    return cast(Case, _decode(TwoTurnCase if of_two_turns else Case, data, "case"))
 
 
 def _encode(value: Any) -> Any:

@@ -119,15 +119,11 @@ class _Bars:
     def show(self, name: str, effort: Effort) -> None:
         """Draw the bar of an engine anew."""
         elapsed = time.monotonic() - self._began
-        self._bars.update(self._tasks[name], completed=elapsed, doing=_spent(effort), refresh=True)
-
-
-def _spent(effort: Effort) -> str:
-    return f"{effort.examples} cases, {effort.bets} bets on {effort.draws} draws"
+        self._bars.update(self._tasks[name], completed=elapsed, doing=str(effort), refresh=True)
 
 
 def _summary(name: str, effort: Effort, found: int) -> str:
-    return f"{name}: {found or 'nothing'} found in {_spent(effort)}"
+    return f"{name}: {found or 'nothing'} found in {effort}"
 
 
 def _to_json(campaign: Campaign, found: list[tuple[Finding, Path]], minutes: float) -> dict[str, object]:
@@ -138,9 +134,7 @@ def _to_json(campaign: Campaign, found: list[tuple[Finding, Path]], minutes: flo
         "engines": {
             name: {
                 "version": campaign.engines[name].version,
-                "cases": effort.examples,
-                "bets": effort.bets,
-                "draws": effort.draws,
+                "spent": dict(effort.spent),
                 "found": [_finding_json(finding, file) for finding, file in found if finding.engine == name],
             }
             for name, effort in campaign.efforts.items()
@@ -155,6 +149,7 @@ def _finding_json(finding: Finding, file: Path) -> dict[str, object]:
         "round": finding.violation.round,
         "matches": [known.id for known in finding.known],
         "also_broken": list(finding.also),
+        "kind": finding.kind,
         "examples_needed": finding.examples,
         "seconds_needed": round(finding.seconds, 2),
         "shrunk": finding.shrunk,

@@ -3,7 +3,8 @@
     {"schema": "specproof.found/1", "engine": ..., "invariant": ..., "source": ..., "message": ..., "level": ...,
      "case": {...}}
 
-`level` is that of the bet on the output's law, null for an invariant of a single run.
+`level` is that of the bet that was lost, null where nothing was left to chance. The regime of the case tells how it is
+judged: what is no part of a law (`law_searches`) is a single run.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from pathlib import Path
 from reference.errors import InvalidSetting
 from specproof.engine import Case, Engine
 from specproof.fuzzing import case_files
-from specproof.fuzzing.bets import Wager
+from specproof.fuzzing.bets import Stake
 from specproof.fuzzing.campaign import Finding
+from specproof.fuzzing.law_searches import LAW_SEARCHES
 from specproof.fuzzing.runs import broken_invariants
 from specproof.invariants import RUN_INVARIANTS
-from specproof.output_distribution import NAME as OUTPUT_LAW
 from specproof.results import Violation
 from specproof.runner import observed_run
 
 SCHEMA = "specproof.found/1"
 FIELDS = frozenset({"schema", "engine", "invariant", "source", "message", "level", "case"})
-REPLAYABLE = (*RUN_INVARIANTS, OUTPUT_LAW)
+REPLAYABLE = tuple(dict.fromkeys((*RUN_INVARIANTS, *(search.law for search in LAW_SEARCHES.values()))))
 """What a file may be about."""
 
 
@@ -37,11 +38,11 @@ class Reproduction:
 
     Attributes:
         engine: the name to load it by.
-        invariant: what was broken: an invariant of single runs, or `output_distribution`.
+        invariant: what was broken: an invariant of single runs, or a law.
         source: where it is public what is wrong: the defect's, if it is a known one, else the section of docs/ that
             states the invariant.
         message: what was found then.
-        level: of the bet; None for an invariant.
+        level: of the bet; None where nothing was left to chance.
         case: the case.
     """
 
@@ -90,8 +91,9 @@ class Reproduction:
 
     def replay(self, engine: Engine) -> Violation | None:
         """What an engine breaks of it; None if it holds."""
-        if self.level is not None:
-            return Wager(engine, self.case, self.level).settle()
+        search = LAW_SEARCHES.get(self.case.regime)
+        if search is not None:
+            return search.judge(engine, self.case, Stake(self.level or 0.0))
         return broken_invariants(observed_run(engine, self.case), {self.invariant}).get(self.invariant)
 
 
@@ -114,8 +116,12 @@ def load(file: Path) -> Reproduction:
             raise InvalidSetting(f"{file}: {name} is {data[name]!r}; expected a text")
     if data["invariant"] not in REPLAYABLE:
         raise InvalidSetting(f"{file}: invariant is {data['invariant']!r}; expected one of {', '.join(REPLAYABLE)}")
-    level, is_law = data["level"], data["invariant"] == OUTPUT_LAW
-    if not (isinstance(level, float) and 0 < level < 1 if is_law else level is None):
-        raise InvalidSetting(f"{file}: level is {level!r}; expected a number between 0 and 1 for a law, else null")
     case = case_files.from_json(data["case"])
+    search = LAW_SEARCHES.get(case.regime)
+    shown = search.law == data["invariant"] if search else data["invariant"] in RUN_INVARIANTS
+    if not shown:
+        raise InvalidSetting(f"{file}: a case of the regime {case.regime!r} does not show {data['invariant']}")
+    level, is_bet = data["level"], search is not None and search.is_bet
+    if not (isinstance(level, float) and 0 < level < 1 if is_bet else level is None):
+        raise InvalidSetting(f"{file}: level is {level!r}; expected a number between 0 and 1 for a bet, else null")
     return Reproduction(data["engine"], data["invariant"], data["source"], data["message"], level, case)

@@ -6,6 +6,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from specproof.engine import Case, Engine
+from specproof.fuzzing.hunt import Wrong
 from specproof.invariants import RUN_INVARIANTS
 from specproof.invariants.base import exit_point, look, rows_expected
 from specproof.invariants.signatures import (
@@ -24,14 +25,6 @@ from specproof.results import Violation
 from specproof.runner import Run, observed_run
 
 
-@dataclass(frozen=True)
-class BrokenRun:
-    """A run, and what it breaks first."""
-
-    run: Run
-    violation: Violation
-
-
 @dataclass
 class RunJudge:
     """Judges the runs of an engine: the first broken invariant decides what is looked for from then on.
@@ -48,12 +41,12 @@ class RunJudge:
     possible: tuple[Signature, ...] = SIGNATURES
     shown: list[Signature] = field(default_factory=list)
 
-    def __call__(self, case: Case) -> BrokenRun | None:
+    def __call__(self, case: Case) -> Wrong | None:
         """What is broken in a case, where its run is of use as an example."""
         found = self.note(case)
         return found if found is not None and self.is_example(found.run) else None
 
-    def note(self, case: Case) -> BrokenRun | None:
+    def note(self, case: Case) -> Wrong | None:
         """What is broken in a case. Its run, broken or not, tells which defect it cannot be."""
         run = observed_run(self.engine, case)
         broken = broken_invariants(run, self.names)
@@ -63,19 +56,19 @@ class RunJudge:
         name, violation = next(iter(broken.items()))
         self.names = (name,)
         self.shown += [found for found in self.possible if found not in self.shown and shows(run, found)]
-        return BrokenRun(run, violation)
+        return Wrong(violation, run)
 
     @property
     def suspects(self) -> tuple[Signature, ...]:
         """The defects that all runs agree with, and a wrong one shows."""
         return distinct(found for found in self.possible if found in self.shown)
 
-    def is_example(self, run: Run) -> bool:
+    def is_example(self, run: Run | None) -> bool:
         """Whether a wrong run shows the defect that it is, if that is known.
 
         One in which another defect would leave the same rows is no help to who reads it.
         """
-        return not self.suspects or any(shows(run, suspect) for suspect in self.suspects)
+        return not self.suspects or (run is not None and any(shows(run, suspect) for suspect in self.suspects))
 
     def known_defects(self, smallest: Run) -> tuple[Known, ...]:
         """The defects of the catalogue with such offsets: in all runs, or at the end of the smallest wrong one."""

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from reference.values import SamplingParams
 from specproof import forcing
 from specproof.engine import Capabilities, Case, DrafterKind, Fault
-from specproof.law_cases import CONTRARY, sampling_rules
 from specproof.oracle import oracle_of
 from specproof.pairs import Pair
 from specproof.regimes import REGIMES
@@ -25,13 +24,19 @@ from specproof.regimes import REGIMES
 TOP_P = (0.37, 0.63, 0.91)
 MIN_P = (0.03, 0.11)
 
+Script = tuple[bool, ...]
+LATE = 12
+"""A budget that leaves room for several rounds, or for a stop token."""
+MANY = frozenset(range(0, 32, 4))
+"""Stop tokens: a quarter of all, and half of those with even numbers, which targets in forced regimes are kept to."""
+
 
 def prompts(vocab_size: int, max_size: int = 8) -> st.SearchStrategy[tuple[int, ...]]:
     """A prompt of at least one token."""
     return st.lists(st.integers(0, vocab_size - 1), min_size=1, max_size=max_size).map(tuple)
 
 
-def scripts() -> st.SearchStrategy[tuple[bool, ...]]:
+def scripts() -> st.SearchStrategy[Script]:
     """Where a drafter agrees with its target, by position, repeated for ever."""
     return st.lists(st.sampled_from((True, False)), min_size=1, max_size=7).map(tuple)
 
@@ -82,10 +87,11 @@ def drafters(capabilities: Capabilities) -> st.SearchStrategy[DrafterKind]:
 def regimes(capabilities: Capabilities) -> st.SearchStrategy[str]:
     """A regime that the engine can be put under.
 
-    The simplest are those that force every round: what they show, they show for the simplest prompt.
+    The simplest are those that force every round: what they show, they show for the simplest prompt. Those with many
+    kinds of rounds and ends to meet are drawn more often.
     """
-    forced = ("all_reject", "all_accept")
-    names = [*forced, *(name for name in REGIMES if name not in forced)]
+    forced, manifold = ("all_reject", "all_accept"), ("stop", "stop", "empty")
+    names = [*forced, *(name for name in REGIMES if name not in forced), *manifold]
     return st.sampled_from([name for name in names if REGIMES[name].runnable(capabilities)])
 
 
@@ -121,25 +127,37 @@ def cases(draw: st.DrawFn, capabilities: Capabilities, pair: Pair) -> Case:
 def _models(draw: st.DrawFn, case: Case, pair: Pair) -> forcing.Models:
     """The models that force the case's regime."""
     if case.drafter == "prompt_lookup":
-        return forcing.lookup_mixed(pair, draw(scripts()))
+        return forcing.lookup_mixed(pair, draw(_mostly_agreeing()))
     if case.regime == "all_accept":
         return forcing.all_accept(pair, case.rule, case.sampling)
     if case.regime == "all_reject":
         return forcing.all_reject(pair, case.sampling)
     if case.regime == "empty":
-        return forcing.sometimes_empty(pair, draw(scripts()))
+        return forcing.sometimes_empty(pair, draw(_changing()))
     if case.regime == "plain":
         return forcing.plain(pair)
-    return forcing.mixed(pair, case.rule, case.sampling, draw(scripts()))
+    script = draw(_mostly_agreeing() if case.regime in ("stop", "close") else scripts())
+    return forcing.mixed(pair, case.rule, case.sampling, script)
+
+
+def _mostly_agreeing() -> st.SearchStrategy[Script]:
+    """Half of them always: a turn that ends inside an accepted block needs one."""
+    return st.just((True,)) | scripts()
+
+
+def _changing() -> st.SearchStrategy[Script]:
+    """Rounds with and without proposals in turn."""
+    return st.tuples(scripts(), scripts()).map(lambda pair: (True, *pair[0], False, *pair[1]))
 
 
 @st.composite
 def _ended(draw: st.DrawFn, case: Case, capabilities: Capabilities) -> Case:
     """The case with what its regime says about how it ends, or how rounds become empty."""
     if case.regime == "empty" and capabilities.min_prob:
-        return replace(case, min_prob=draw(st.sampled_from((1.5, 0.2, 0.05))))
+        return draw(_undecided(case, "temperature" in capabilities.sampling))
     if case.regime == "stop":
-        return replace(case, stop_tokens=draw(_met_stop_tokens(case)))
+        budget = draw(st.sampled_from((case.max_tokens, LATE)))
+        return replace(case, stop_tokens=draw(_met_stop_tokens(case)), max_tokens=budget)
     if case.regime == "close":
         return replace(case, close_after=draw(_rotated(1, max(case.max_tokens, 1), simplest=2)))
     if case.regime == "abort":
@@ -150,54 +168,31 @@ def _ended(draw: st.DrawFn, case: Case, capabilities: Capabilities) -> Case:
     return case
 
 
+@st.composite
+def _undecided(draw: st.DrawFn, case: Case, warm: bool) -> Case:
+    """The case with a drafter that proposes nothing, or, above temperature 0, nothing in some of the rounds.
+
+    At temperature 0 the most probable token has all the mass, however undecided the logits are.
+    """
+    if draw(st.booleans()) or not warm or case.rule == "greedy" or case.draft is None:
+        return replace(case, min_prob=1.5)
+    sampling = replace(case.sampling, temperature=case.sampling.temperature or 0.8)
+    return replace(case, sampling=sampling, min_prob=draw(st.sampled_from((0.05, 0.1, 0.2))), max_tokens=LATE)
+
+
 def _met_stop_tokens(case: Case) -> st.SearchStrategy[frozenset[int]]:
     """One or two tokens of the target's greedy answer: at temperature 0 they are met, wherever in a block that is.
 
-    The simplest is the one after prefill's: the first of the first block.
+    The simplest is the one after prefill's: the first of the first block. Above temperature 0, so many tokens that one
+    is met soon, or one or two of the most probable.
     """
     answer = oracle_of(case.target).greedy(case.prompt, 6, case.sampling)
     place = _rotated(0, len(answer) - 1, simplest=1)
-    return st.frozensets(place.map(lambda index: answer[index]), min_size=1, max_size=2)
+    met = st.frozensets(place.map(lambda index: answer[index]), min_size=1, max_size=2)
+    return met if case.sampling.temperature == 0 else met | st.just(MANY)
 
 
 def _rotated(least: int, most: int, simplest: int) -> st.SearchStrategy[int]:
     """Integers in least .. most that shrink to `simplest`, or to the least where that is not among them."""
     size, first = most - least + 1, simplest - least if simplest <= most else 0
     return st.integers(0, size - 1).map(lambda number: least + (number + first) % size)
-
-
-LAW_REGIME = "output_law"
-"""The regime of cases whose law is enumerated and sampled."""
-
-
-@st.composite
-def law_cases(draw: st.DrawFn, capabilities: Capabilities, pair: Pair) -> Case:
-    """A case of a few tokens above temperature 0, on a pair so small that the target's law can be enumerated.
-
-    For engines that sample (`sampling_rules` is not empty).
-    """
-    pair = pair.built_as(capabilities.architecture)
-    vocab_size = oracle_of(pair.target_spec()).vocab_size
-    rule = draw(st.sampled_from(sampling_rules(capabilities)))
-    k = draw(st.integers(1, 3))
-    fields = capabilities.sampling - {"temperature"}
-    sampling = replace(draw(samplings(fields, vocab_size)), temperature=draw(st.sampled_from((1.0, 0.7, 1.4))))
-    drafter = draw(drafters(capabilities))
-    lookup, prompt = drafter == "prompt_lookup", draw(prompts(vocab_size, max_size=3))
-    # A drafter that is far from its target makes a wrong rule show best, one that is near it a wrong q.
-    transform = draw(st.sampled_from((CONTRARY, None))) if capabilities.transforms else None
-    return Case(
-        id=f"drawn/{LAW_REGIME}",
-        regime=LAW_REGIME,
-        target=pair.target_spec(),
-        draft=None if lookup else pair.draft_spec(transform),
-        prompt=forcing.CYCLE * 2 if lookup else prompt,
-        rule=rule,
-        sampling=sampling,
-        num_draft_tokens=k,
-        max_tokens=draw(st.integers(3, 4)),  # the fewest with a proposal in them
-        stop_tokens=draw(st.frozensets(st.integers(0, vocab_size - 1), max_size=1)),
-        seed=draw(st.integers(0, 2**16)),
-        drafter=drafter,
-        min_prob=draw(st.sampled_from((0.0, 0.5))) if capabilities.min_prob and not lookup else 0.0,
-    )

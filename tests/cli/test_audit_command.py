@@ -6,15 +6,15 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import command_line
 import pytest
-from typer.testing import CliRunner
 
 from specproof.adapters.reference import ENGINE
 from specproof.audit import CHECKS
-from specproof.cli import app
 from specproof.engine import Engine
 from specproof.invariants import RUN_INVARIANTS
 from specproof.laws import LAWS
@@ -28,20 +28,8 @@ SHOWN = [name for name, check in RUN_INVARIANTS.items() if check.observable(ENGI
 FORGETFUL, MUTE = "cli_engines:FORGETFUL", "cli_engines:MUTE"
 
 
-def run(*arguments: object) -> Any:
-    """The result of `specproof audit` with these arguments; a traceback is a failed test."""
-    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["audit", *map(str, arguments)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def refused(*arguments: object) -> str:
-    """The one line with which a wrong call is refused."""
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    return result.stderr
+run = partial(command_line.run, "audit")
+refused = partial(command_line.refused, "audit")
 
 
 @pytest.fixture(scope="module")

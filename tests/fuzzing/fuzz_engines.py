@@ -1,4 +1,4 @@
-"""Engines to be fuzzed: known-bad ones, by the id of their defect or by their class, and one that is right."""
+"""Engines to be fuzzed: known-bad ones, by the id of their defect, their class, or the law that they break."""
 
 from collections.abc import Mapping
 
@@ -10,9 +10,10 @@ from invariants.mutants import (
     ReportsUnnormalisedQ,
     SpoilsOneRow,
 )
-from laws.law_controls import REDRAW, RIGHT
+from laws.law_controls import PlainSampler, too_much_of_q
 
 from reference.decoder import Decoder
+from specproof.defects import CATALOGUE
 from specproof.defects.draft_cache import NeverCatchesUp, NeverTrims, TrimsRejectedPlusOne
 from specproof.defects.exit import EndsByItsLastToken
 from specproof.defects.mutations import with_decoder, with_drafter
@@ -45,8 +46,18 @@ BY_ENDING: Mapping[str, Engine] = {
 }
 """Engines that are wrong only where a turn ends in a special way."""
 
+BY_LAW_PART: Mapping[str, Engine] = {
+    "refusals": CATALOGUE["D70"].make(),
+    "repetitions": CATALOGUE["D92"].make(),
+    "end_points": CATALOGUE["D79"].make(),
+    "exact_law": CATALOGUE["D75"].make(),
+    "joint_law": CATALOGUE["D90"].make(),
+    "rates": CATALOGUE["D34"].make(),
+    "output_law": PlainSampler(too_much_of_q),
+}
+"""Engines that break a law, by the part of it that shows that."""
+
 NEVER_TRIMS = BY_DEFECT["D04"]
-REDRAWS, SAMPLES_RIGHT = REDRAW, RIGHT
 
 
 class InterruptedDecoder(Decoder):

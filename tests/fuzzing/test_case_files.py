@@ -15,7 +15,8 @@ from specproof import transforms
 from specproof.adapters.reference import ENGINE
 from specproof.engine import Case, Fault, ModelSpec
 from specproof.fuzzing.case_files import TRANSFORMS, from_json, to_json
-from specproof.fuzzing.strategies import cases, law_cases
+from specproof.fuzzing.law_strategies import exact_cases, output_cases
+from specproof.fuzzing.strategies import cases
 from specproof.pairs import tiny, toy
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -91,7 +92,7 @@ def test_any_case_comes_back_from_json_as_it_was(case: Case) -> None:
     assert through_json(case) == case
 
 
-@given(cases(ENGINE.capabilities, toy()) | law_cases(ENGINE.capabilities, tiny()))
+@given(cases(ENGINE.capabilities, toy()) | output_cases(ENGINE, "output_law") | exact_cases(ENGINE, "exact_law"))
 def test_every_drawn_case_comes_back_from_json_as_it_was(case: Case) -> None:
     assert through_json(case) == case
 

@@ -1,17 +1,17 @@
 """Known-bad engines are found within so many cases, and what is found is small, is what it is, and can be replayed."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
 import pytest
-from fuzz_engines import BY_DEFECT, BY_ENDING, BY_INVARIANT, REDRAWS, SAMPLES_RIGHT
+from fuzz_engines import BY_DEFECT, BY_ENDING, BY_INVARIANT
 
 from specproof.adapters.reference import DEFERRED, EAGER, ENGINE
 from specproof.engine import Engine
 from specproof.fuzzing.bug_report import bug_report
-from specproof.fuzzing.campaign import Campaign, Effort, Finding
+from specproof.fuzzing.campaign import Campaign, Finding
 from specproof.fuzzing.reproduction import Reproduction, load
+from specproof.fuzzing.sources import RunSource
 
 SEED = 0
 FEW, MORE = 20, 100
@@ -19,27 +19,16 @@ FEW, MORE = 20, 100
 
 @lru_cache
 def first_finding(engine: Engine, most: int, seed: int = SEED) -> Finding:
-    """What is found first, in at most so many cases or bets. The laws are left to their own tests."""
+    """What is found first, in at most so many single runs. The laws are left to their own tests."""
     found = next(without_laws(engine, most, seed).findings(), None)
     assert found is not None, f"nothing was found in {most} cases"
     return found
 
 
 def without_laws(engine: Engine, most: int, seed: int = SEED) -> Campaign:
-    """A campaign of so many cases, and no bets."""
-    return OnlyRuns({engine.name: engine}, seed, lambda efforts: spent(efforts).examples >= most)
-
-
-class OnlyRuns(Campaign):
-    """A campaign that makes no bets."""
-
-    def _has_law(self, name: str, engine: Engine) -> bool:
-        return False
-
-
-def spent(efforts: Mapping[str, Effort]) -> Effort:
-    (effort,) = efforts.values()
-    return effort
+    """A campaign of so many single runs, and nothing else."""
+    is_over = lambda efforts: efforts[engine.name].spent["case"] >= most  # noqa: E731
+    return Campaign({engine.name: engine}, seed, is_over, sources=[RunSource()])
 
 
 @pytest.mark.parametrize("defect", BY_DEFECT)
@@ -59,8 +48,9 @@ def test_a_defect_of_another_kind_is_found_and_matches_no_bookkeeping_defect(inv
     every = without_laws(BY_INVARIANT[invariant], FEW).findings()
     found = next(finding for finding in every if finding.violation.invariant == invariant)
     assert found.known == ()
-    assert len(found.case.prompt) == 1
-    assert found.case.num_draft_tokens == 1
+    assert found.shrunk
+    assert len(found.case.prompt) <= 2 or found.case.drafter == "prompt_lookup"
+    assert found.case.num_draft_tokens <= 3
 
 
 @pytest.mark.parametrize("ending", BY_ENDING)
@@ -76,7 +66,7 @@ def test_a_defect_of_an_ending_is_found_within_more_cases(ending: str) -> None:
 def test_nothing_is_found_in_a_right_engine(right: Engine) -> None:
     campaign = without_laws(right, FEW)
     assert list(campaign.findings()) == []
-    assert campaign.efforts[right.name].examples >= FEW
+    assert campaign.efforts[right.name].spent["case"] >= FEW
     assert not campaign.interrupted
 
 
@@ -100,7 +90,7 @@ def test_equal_seeds_find_the_same() -> None:
 
 def test_the_search_goes_on_after_a_finding_for_what_else_is_broken(monkeypatch) -> None:
     monkeypatch.setattr("specproof.fuzzing.hunt.SHRINKING_SECONDS", 0.0)
-    monkeypatch.setattr("specproof.fuzzing.campaign.EVIDENCE", 1)
+    monkeypatch.setattr("specproof.fuzzing.sources.EVIDENCE", 1)
     engine = BY_DEFECT["D23"]
     found = [finding.violation.invariant for finding in without_laws(engine, 3).findings()]
     assert found[:1] == ["target_cache_offset"]
@@ -127,34 +117,3 @@ def test_the_report_reads_like_a_colleagues_and_says_everything(tmp_path) -> Non
     )
     assert "also broken cache_content, honest_q, exit_state" in lines
     assert lines[-1] == f"again specproof fuzz --replay {tmp_path / 'it.json'}"
-
-
-# ------------------------------------------------------------------------------------------------------------ laws
-
-
-class OnlyLaws(Campaign):
-    """A campaign that looks at no single runs."""
-
-    def _invariants(self, name: str, engine: Engine) -> list[str]:
-        return []
-
-
-def bets(engine: Engine, most: int, seed: int = SEED) -> OnlyLaws:
-    return OnlyLaws({engine.name: engine}, seed, lambda efforts: spent(efforts).bets >= most)
-
-
-def test_another_law_of_the_output_is_found_within_so_many_bets(monkeypatch) -> None:
-    monkeypatch.setattr("specproof.fuzzing.hunt.SHRINKING_SECONDS", 0.0)  # a smaller case takes many more draws
-    found = next(bets(REDRAWS, 5).findings(), None)
-    assert found is not None
-    assert found.violation.invariant == "output_distribution"
-    assert found.level is not None
-    assert "10^" in found.violation.message
-    replayed = Reproduction.of(found)
-    assert replayed.replay(REDRAWS) is not None
-
-
-def test_no_bet_is_lost_by_a_right_engine() -> None:
-    campaign = bets(SAMPLES_RIGHT, 1)
-    assert list(campaign.findings()) == []
-    assert campaign.efforts["right"].draws >= 200

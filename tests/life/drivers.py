@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from reference.values import DraftDistribution
 from specproof.adapters import reference as reference_adapter
 from specproof.adapters.decoder_sessions import observed
 from specproof.adapters.reference_sessions import WrappedModel, observe
-from specproof.engine import Capabilities, Case, ModelSpec, Observation
+from specproof.engine import Capabilities, Case, ModelSpec, Observation, Schedule
 
 
 class Driver(Protocol):
@@ -46,6 +46,9 @@ class Driver(Protocol):
     def drafter(self, case: Case, randomness: Any) -> Any:
         """A drafter with an empty cache, or none."""
 
+    def schedule(self, case: Case) -> Schedule:
+        """When its drafter forwards the last proposal, in the life of this case."""
+
     def set_sampling(self, drafter: Any, case: Case) -> None:
         """Let a drafter draw by another rule and sampling."""
 
@@ -64,7 +67,7 @@ class Driver(Protocol):
 
 @dataclass(frozen=True)
 class OracleDriver:
-    """The oracle. In every other life, by its seed, the drafter forwards its last proposal at once (`eager`)."""
+    """The oracle. A life has one of the three schedules, by its seed."""
 
     decoder_class: type = reference_decoder.Decoder
     drafter_class: type = reference_drafters.DraftModel
@@ -91,10 +94,18 @@ class OracleDriver:
     def drafter(self, case, randomness):
         if case.draft is None:
             return PromptLookup(WrappedModel(case.target).vocab_size)
-        schedule = ("catch_up", "eager")[case.seed % 2]
-        drafter = self.drafter_class(self.model("draft", case.draft), case.sampling, randomness, schedule=schedule)
+        drafter = self.drafter_class(
+            self.model("draft", case.draft),
+            case.sampling,
+            randomness,
+            schedule=self.schedule(case),
+            min_prob=case.min_prob,
+        )
         self.set_sampling(drafter, case)
         return drafter
+
+    def schedule(self, case: Case) -> Schedule:
+        return get_args(Schedule)[case.seed % 3]
 
     def set_sampling(self, drafter, case):
         drafter.sampling = case.sampling
@@ -130,6 +141,7 @@ def mlx_impl_driver() -> Driver:
     from mlx_impl import cache as caches
     from mlx_impl.decoder import Decoder
     from mlx_impl.drafters import DraftModel
+    from mlx_impl.model_cache import ModelCache
     from mlx_impl.prompt_lookup import PromptLookup
     from mlx_impl.randomness import KeyedRandomness
     from mlx_impl.transformer import load
@@ -165,9 +177,12 @@ def mlx_impl_driver() -> Driver:
         def drafter(self, case, randomness):
             if case.draft is None:
                 return PromptLookup(self.model("target", case.target).args.vocab_size)
-            drafter = DraftModel(self.model("draft", case.draft), case.sampling, randomness)
+            drafter = DraftModel(self.model("draft", case.draft), case.sampling, randomness, min_prob=case.min_prob)
             self.set_sampling(drafter, case)
             return drafter
+
+        def schedule(self, case):
+            return self.capabilities.draft_schedule
 
         def set_sampling(self, drafter, case):
             drafter.sampling = case.sampling
@@ -182,7 +197,7 @@ def mlx_impl_driver() -> Driver:
             )
 
         def trim(self, cache, length):
-            caches.trim_to_at_most(cache, length)
+            cache.rollback(length)
 
         def stored(self, cache):
             """By MLX's own safetensors: what is stored is each layer's `state`."""
@@ -196,6 +211,6 @@ def mlx_impl_driver() -> Driver:
             fresh = [caches.KVCache() for _ in held]
             for i, (layer, (_, _, offset)) in enumerate(zip(fresh, held, strict=True)):
                 layer.state = (arrays.get(f"{i}.0"), arrays.get(f"{i}.1"), offset)
-            return fresh
+            return ModelCache(cache.model, cache.name, fresh)
 
     return MlxImplDriver()

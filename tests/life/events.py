@@ -28,6 +28,7 @@ DRAFTS = st.one_of(
     ),
     scripts().map(lambda script: ModelSpec(toy().target, Scripted(script))),
 )
+MIN_PROBS = st.sampled_from((0.0, 0.0, 0.05, 0.2))
 WHEN = st.sampled_from(("before", "after"))
 FAULTS = st.one_of(
     st.tuples(st.just("draft"), st.builds(Fault, st.integers(0, 5), WHEN)),

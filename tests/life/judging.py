@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis.stateful import RuleBasedStateMachine
 from life.drivers import Driver
 
-from specproof.engine import Boundary, Case, Observation
+from specproof.engine import Boundary, Capabilities, Case, Observation
 from specproof.invariants import RUN_INVARIANTS
 from specproof.results import Violation
 from specproof.runner import CONTINUED_TOKENS, OVERRUN, Continuation, Ending, Run
@@ -61,6 +61,24 @@ class JudgedLife(RuleBasedStateMachine):
     def _observe(self, state: Any) -> Observation:
         return self.driver.observe(state.target_cache, state.drafter.cache)
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the driver, with the schedule of this life."""
+        return replace(self.driver.capabilities, draft_schedule=self.driver.schedule(self.case))
+
+    def _observe_settled(self) -> Observation:
+        """The caches where judging begins or ends, which may be in the middle of a turn.
+
+        What a deferred drafter lacks there, one row at most, it must bring when it is told to: a copy is.
+        """
+        state, drafter = self.state, self.state.drafter
+        deferred = self.has_draft_model and self.capabilities.draft_schedule == "deferred"
+        if deferred and drafter.cache.offset == len(state.history) - 2:
+            drafter = drafter.copy()
+            drafter.model = self.driver.model("draft", self.case.draft)
+            drafter.settle(state.history)
+        return self.driver.observe(state.target_cache, drafter.cache)
+
     def _note_context(self, tokens: Any, logits: Any) -> Any:
         self.contexts.append(tuple(np.array(tokens).tolist()))
         return logits
@@ -103,7 +121,7 @@ class JudgedLife(RuleBasedStateMachine):
         """What follows is judged from the history on that the state has now."""
         self.base, self.contexts = tuple(self.state.history), []
         self.budget = self.state.max_tokens - len(self.state.emitted)
-        self.boundaries = [Boundary((), None, self._observe(self.state))]
+        self.boundaries = [Boundary((), None, self._observe_settled())]
 
     def _judge_prefill(self, history: Sequence[int]) -> None:
         self.base, self.budget = tuple(history), self.case.max_tokens
@@ -121,12 +139,12 @@ class JudgedLife(RuleBasedStateMachine):
         self._assert_history(self.base + received)
         run = Run(
             engine=self.driver.name,
-            capabilities=self.driver.capabilities,
+            capabilities=self.capabilities,
             case=replace(self.case, prompt=self.base, max_tokens=self.budget),
             emitted=received,
             boundaries=tuple(self.boundaries),
             ending=ending,
-            exit=self._observe(self.state),
+            exit=self._observe_settled(),
             error="InjectedFault" if ending == "abort" else None,
             injected=ending == "abort",
             continuation=self._continuation(),

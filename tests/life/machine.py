@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from life.events import BUDGETS, DRAFTS, FAULTS, STOPS, TOKENS, VOCAB_SIZE, Failing
+from life.events import BUDGETS, DRAFTS, FAULTS, MIN_PROBS, STOPS, TOKENS, VOCAB_SIZE, Failing
 from life.judging import JudgedLife
 from strategies import block_sizes, prompts, samplings
 
@@ -36,8 +36,8 @@ class DecoderLife(JudgedLife):
     # -------------------------------------------------------------------------------------------------- settings
 
     @initialize(data=st.data(), prompt=prompts(VOCAB_SIZE), draft=DRAFTS, k=block_sizes(0), budget=BUDGETS,
-                stops=STOPS, seed=st.integers(0, 2**16))  # fmt: skip
-    def begin(self, data, prompt, draft, k, budget, stops, seed):
+                stops=STOPS, min_prob=MIN_PROBS, seed=st.integers(0, 2**16))  # fmt: skip
+    def begin(self, data, prompt, draft, k, budget, stops, min_prob, seed):
         self.case = Case(
             id="life",
             regime="life",
@@ -51,6 +51,7 @@ class DecoderLife(JudgedLife):
             stop_tokens=stops,
             seed=seed,
             drafter="prompt_lookup" if draft is None else "draft_model",
+            min_prob=min_prob,
         )
         self._draw_sampling(data)
         self.randomness = self.driver.randomness(seed)
@@ -110,9 +111,13 @@ class DecoderLife(JudgedLife):
         struck = self._struck(fault, k, lambda decoder: decoder.step(self.state))
         self._judge(self.boundaries[-1].emitted, "abort" if struck else self.state.finish or "close")
 
-    @rule(k=block_sizes(0), count=st.integers(1, 4))
+    @precondition(lambda self: self.state.finish is None or self.state.delivered < len(self.state.tokens))
+    @rule(k=st.integers(3, 6) | block_sizes(0), count=st.integers(1, 2) | st.integers(1, 4))
     def read_and_close(self, k, count):
-        """Take some tokens, those waiting first, and close the stream, most often inside a block."""
+        """Take some tokens, those waiting first, and close the stream, most often inside a block.
+
+        Only while there is something to read: after the end of a turn there is no block to be closed in.
+        """
         waiting = self._begin_reading()
         stream = self._decoder(k).generate(self.state)
         received = [item.token for item in islice(stream, count)]

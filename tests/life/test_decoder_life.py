@@ -11,7 +11,7 @@ from invariants.mutants import DropsTheWrongRows, ForgetsCloseCleanUp, ForgetsRo
 from life.drivers import OracleDriver, mlx_impl_driver
 from life.judging import violations
 from life.machine import DecoderLife
-from life.wrong import CountsItsRowsItself, SharesItsCache, SpendsOneBudget
+from life.wrong import CountsItsRowsItself, LagsAtTheEnd, SharesItsCache, SpendsOneBudget
 
 from reference.decoder import Decoder
 from reference.values import SamplingParams
@@ -33,9 +33,9 @@ class OracleLife(DecoderLife):
     driver = OracleDriver()
 
 
-def lives(times=1, **changes):
+def lives(**changes):
     """The profile's settings, for the oracle."""
-    return settings(max_examples=times * LIVES * settings.default.max_examples, **changes)
+    return settings(max_examples=LIVES * settings.default.max_examples, **changes)
 
 
 def test_the_oracle_holds_all_its_life():
@@ -127,20 +127,21 @@ def test_what_is_excused_of_mlx_lm_is_known_to_the_row(regime, max_tokens, close
         (ForgetsCloseCleanUp, "the history is .*, with what was received it is"),
         (DropsTheWrongRows, r"breaks (cache_content: target cache|exit_state: token)"),
         (SpoilsOneRow, "breaks cache_content: draft cache"),
-        (HidesProposals, "breaks processor_history"),
+        (HidesProposals, r"breaks (processor_history|exit_state: token)"),
         (CountsItsRowsItself, "breaks draft_cache_offset: .* too few"),
+        (LagsAtTheEnd, "breaks draft_cache_offset: .* too few"),
         (SharesItsCache, "breaks draft_cache_offset: .* too many"),
         (SpendsOneBudget, r"breaks exit_state: .* \(next turn on the caches"),
     ],
 )
-def test_a_wrong_decoder_is_found_within_four_times_the_lives_of_the_profile(wrong, finding):
+def test_a_wrong_decoder_is_found_within_the_lives_of_the_profile(wrong, finding):
     part = "decoder_class" if issubclass(wrong, Decoder) else "drafter_class"
 
     class WrongLife(DecoderLife):
         driver = OracleDriver(**{part: wrong})
 
     with pytest.raises(AssertionError, match=finding):
-        run_state_machine_as_test(WrongLife, settings=lives(times=4, **UNSHRUNK))
+        run_state_machine_as_test(WrongLife, settings=lives(**UNSHRUNK))
 
 
 @pytest.mark.parametrize("wrong", [CountsItsRowsItself, SharesItsCache, SpendsOneBudget])

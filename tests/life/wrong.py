@@ -40,6 +40,13 @@ class CountsItsRowsItself(DraftModel):
             self._rows = len(tokens)
 
 
+class LagsAtTheEnd(DraftModel):
+    """Settles as it commits: a deferred drafter stays a row short when its turn is over."""
+
+    def settle(self, history: Sequence[int]) -> None:
+        self.commit(history)
+
+
 class SharesItsCache(DraftModel):
     """A copy that draws from the same cache."""
 

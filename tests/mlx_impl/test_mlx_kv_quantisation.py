@@ -1,0 +1,96 @@
+"""Rows are quantised between two committed tokens, as in plain decoding, whatever a round drafts."""
+
+import pytest
+
+mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install 'specproof[mlx]'")
+pytest.importorskip("mlx_lm", reason="mlx-lm is not installed; pip install 'specproof[mlx-lm]'")
+
+from functools import cache  # noqa: E402
+
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache  # noqa: E402
+from mlx_lm.models.llama import Model, ModelArgs  # noqa: E402
+from mlx_toys import GREEDY, Scripted  # noqa: E402
+
+from mlx_impl import Decoder, DraftModel, KeyedRandomness  # noqa: E402
+from mlx_impl.model_cache import KVQuantisation, ModelCache  # noqa: E402
+from reference.errors import InvalidSetting  # noqa: E402
+
+PROMPT = [3, 1, 4, 1, 5]
+COUNT = 16
+
+
+@cache
+def model():
+    mx.random.seed(3)  # the weights of mlx-lm's own initialisation
+    built = Model(ModelArgs("llama", 64, 2, 64, 2, 1e-5, 32, head_dim=32, num_key_value_heads=2))
+    built.update({"model": {"embed_tokens": {"weight": mx.random.normal((32, 64))}}})
+    return built
+
+
+def quantised(start):
+    return ModelCache(model(), "target", layers(), quantisation=KVQuantisation(bits=4, group_size=32, start=start))
+
+
+def layers():
+    return [KVCache() for _ in model().layers]
+
+
+def begun(k, start, script=(True, True, False)):
+    decoder = Decoder(model(), sampling=GREEDY, randomness=KeyedRandomness(0), num_draft_tokens=k)
+    drafter = DraftModel(Scripted(model(), list(script)), GREEDY, KeyedRandomness(1))
+    return decoder, decoder.prefill(PROMPT, drafter, COUNT, quantised(start))
+
+
+def tokens(decoder, state):
+    return [item.token for item in decoder.generate(state)]
+
+
+@cache
+def plain(start):
+    return tuple(tokens(*begun(0, start)))
+
+
+@pytest.mark.parametrize("script", [(True,), (False,), (True, True, False)], ids=["all_accept", "all_reject", "mixed"])
+@pytest.mark.parametrize("start", [0, 5, 6, 9, 12, 50])
+def test_the_output_is_that_of_plain_decoding_wherever_quantising_begins(start, script):
+    assert tuple(tokens(*begun(4, start, script))) == plain(start)
+
+
+def test_quantising_changes_the_output_here():
+    """The control: or the test above would hold for a decoder that quantises at any time, or never."""
+    assert len({plain(start) for start in (0, 9, 50)}) == 3
+
+
+@pytest.mark.parametrize("start", [0, 7, 9])
+def test_a_cache_is_quantised_from_the_first_boundary_at_or_behind_the_start(start):
+    decoder, state = begun(4, start)
+    kinds = []
+    while state.finish is None:
+        kinds.append((state.target_cache.length >= start, {type(layer) for layer in state.target_cache}))
+        decoder.step(state)
+    assert kinds == [(due, {QuantizedKVCache if due else KVCache}) for due, _ in kinds]
+    assert kinds[-1][0]
+
+
+@pytest.mark.parametrize("closed_after", range(1, 12))
+def test_a_turn_closed_on_either_side_of_the_start_goes_on_as_if_it_had_not_been(closed_after):
+    decoder, state = begun(4, 9, (True,))
+    iterator = decoder.generate(state)
+    first = [next(iterator).token for _ in range(closed_after)]
+    iterator.close()
+    due = state.target_cache.length >= 9
+    assert {type(layer) for layer in state.target_cache} == {QuantizedKVCache if due else KVCache}
+    assert (*first, *tokens(decoder, state)) == plain(9)
+
+
+def test_the_callers_own_list_holds_the_quantised_caches():
+    held = layers()
+    cache_ = ModelCache(model(), "target", held, quantisation=KVQuantisation(bits=8, group_size=32))
+    cache_.feed(PROMPT)
+    cache_.commit(PROMPT)
+    assert {type(layer) for layer in held} == {QuantizedKVCache}
+
+
+def test_windows_are_refused_at_the_start():
+    with pytest.raises(InvalidSetting, match=r"a RotatingKVCache cannot be quantised; give the target's cache"):
+        ModelCache(model(), "target", [RotatingKVCache(max_size=8)], quantisation=KVQuantisation(bits=4))
