@@ -107,7 +107,7 @@ class Decoder:
         """From here the target's cache can go back to the boundary; it is at it, or is brought to it."""
         cache = state.target_cache
         if cache.behind:
-            cache.feed(state.history[cache.length : -1])
+            cache.feed(self.target, state.history[cache.length : -1])
         cache.checkpoint()
 
     def _propose(self, state: DecoderState) -> DeviceBlock:
@@ -130,7 +130,7 @@ class Decoder:
         """One forward of the target over pending token and proposals; the rule's decision; the round's one wait."""
         q, drafted = block.probabilities, block.tokens  # [k, V], [k]
         inputs = mx.concatenate([device_tokens(state.history[-1:]), drafted])  # [k + 1]
-        logits = state.target_cache.forward(inputs)  # [k + 1, V]
+        logits = state.target_cache.forward(self.target, inputs)  # [k + 1, V]
         p = distributions(logits, self.sampling, self._context(state, block), self.processors)  # [k + 1, V]
         num_accepted, token = self.rule.decide(p, q, drafted, self.randomness, len(state.history))
         verdict = read_verdict(p, block, num_accepted, token, row_faults(logits, p))
@@ -144,7 +144,7 @@ class Decoder:
         stop = next((index for index, token in enumerate(decided) if token in self.stop_tokens), a)
         emitted = decided[: stop + 1]
         history = [*state.history, *emitted]
-        state.target_cache.commit(history[:-1])  # k + 1 rows were added, len(emitted) of them stay
+        state.target_cache.commit(self.target, history[:-1])  # of k + 1 new rows len(emitted) stay
         state.drafter.commit(history)
         finish = self._finish(emitted[-1], state.remaining - len(emitted))
         tokens = [GeneratedToken(token, index < a, state.num_rounds) for index, token in enumerate(emitted)]
@@ -186,13 +186,13 @@ class Decoder:
             if max_tokens == 0:
                 state.finish = "length"
                 if prompt[kept:-1]:
-                    cache.feed(prompt[kept:-1])
+                    cache.feed(self.target, prompt[kept:-1])
             else:
                 token = self._first_token(state, prompt[kept:])
                 state.history = [*prompt, token]
                 state.tokens = [GeneratedToken(token, from_draft=False, round_index=-1)]
                 state.finish = self._finish(token, max_tokens - 1)
-            cache.commit(state.history[:-1])
+            cache.commit(self.target, state.history[:-1])
             drafter.settle(state.history)
         except BaseException:
             cache.rollback(kept)
@@ -236,7 +236,7 @@ class Decoder:
 
     def _first_token(self, state: DecoderState, tokens: Sequence[int]) -> int:
         """Forward the rest of the prompt, and draw the token after it."""
-        logits = state.target_cache.feed(tokens)  # [1, V]
+        logits = state.target_cache.feed(self.target, tokens)  # [1, V]
         p = distributions(logits, self.sampling, self._context(state, state.block), self.processors)
         # A block of no proposals: the rule makes a plain draw from p.
         none = state.block
@@ -267,7 +267,7 @@ class Decoder:
                 self.step(state)
         finally:
             try:
-                state.take_back_undelivered()
+                state.take_back_undelivered(self.target)
             finally:
                 print_if_asked(state.rounds)
 

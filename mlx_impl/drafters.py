@@ -153,7 +153,6 @@ class DraftModel:
             VocabularyMismatch: see `vocabulary.check_vocabularies`.
         """
         self.model = align(self.model, target)
-        self.cache.model = self.model
         self.vocab_size = vocab_size(self.model)
 
     def synced_len(self, history: Sequence[int]) -> int:
@@ -190,7 +189,7 @@ class DraftModel:
                 break
             mx.async_eval(token)  # the device works on it while the host builds what follows
             context = None if context is None else mx.concatenate([context, token])
-            logits = self.cache.forward(token)  # [1, V]
+            logits = self.cache.forward(self.model, token)  # [1, V]
             rows.append(logits)
         faults = row_faults(mx.concatenate(rows), mx.concatenate(seen))  # of all rows looked at, drawn from or not
         return DeviceBlock(mx.concatenate(tokens), mx.concatenate(seen[: len(tokens)]), faults)
@@ -211,7 +210,7 @@ class DraftModel:
         missing = history[self._cut(history) : -1]
         if missing:
             self._feed(missing)
-        self.cache.commit(history[:-1])
+        self.cache.commit(self.model, history[:-1])
         if missing:
             # Now, though it may be long until someone asks for a proposal: or the rows wait in a graph that grows.
             mx.async_eval([layer.state for layer in self.cache])
@@ -239,10 +238,10 @@ class DraftModel:
     def _cut(self, history: Sequence[int]) -> int:
         """Cut the cache to the rows that can stay, those before the pending token; return how many they are."""
         kept = min(self.synced_len(history), max(len(history) - 1, 0))
-        self.cache.commit(history[:kept])
+        self.cache.commit(self.model, history[:kept])
         return kept
 
     def _feed(self, tokens: Sequence[int]) -> mx.array:
         """Forward the tokens that the cache lacks; return the logits of the last, float32 [1, V]."""
         check_tokens(tokens, self.vocab_size, "history")
-        return self.cache.feed(tokens)
+        return self.cache.feed(self.model, tokens)

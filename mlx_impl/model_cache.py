@@ -1,4 +1,4 @@
-"""A model with its cache: forwards that are seen to fill it, and the ways back from what it should not hold.
+"""A model's cache: forwards that are seen to fill it, and the ways back from what it should not hold.
 
 `checkpoint` before a block, `commit` after it: what was forwarded since and is not committed leaves no trace, in
 whatever kind of cache (`layers`). Plain layers are trimmed. A window gets its rows back from a copy, and the accepted
@@ -68,13 +68,14 @@ class KVQuantisation:
 
 
 class ModelCache(Sequence[Any]):
-    """A model and its cache. As a sequence: the caches of its layers.
+    """The cache of a model. As a sequence: the caches of its layers.
+
+    The model itself, called as mlx-lm calls its models, is given to whatever forwards.
 
     Args:
-        model: called as mlx-lm calls its models.
         name: names the model in messages.
-        layers: the caller's own caches, which are written to; None for fresh ones. May be fewer than the model has
-            layers, where some share theirs.
+        layers: the caller's own caches, which are written to. May be fewer than the model has layers, where some share
+            theirs.
         length: tokens that `layers` hold, where no layer can tell (a model of recurrent layers only); else None.
         quantisation: when to quantise key-value rows; None for never.
         prefill_step: most tokens in one forward of a long prompt.
@@ -87,17 +88,15 @@ class ModelCache(Sequence[Any]):
 
     def __init__(
         self,
-        model: Any,
         name: str,
-        layers: Sequence[Any] | None = None,
+        layers: Sequence[Any],
         *,
         length: int | None = None,
         quantisation: KVQuantisation | None = None,
         prefill_step: int = PREFILL_STEP,
     ) -> None:
-        self.model = model
         self.name = name
-        self.layers: list[Any] = make_cache(model) if layers is None else _own(layers)
+        self.layers = _own(layers)
         if any(getattr(layer, "keep", 0) for layer in self.layers):
             from mlx_impl.rotating import with_right_masks  # mlx-lm is there: the cache is one of its own
 
@@ -149,17 +148,17 @@ class ModelCache(Sequence[Any]):
 
     # ------------------------------------------------------------------------------------------------- forward
 
-    def forward(self, tokens: mx.array) -> mx.array:
+    def forward(self, model: Any, tokens: mx.array) -> mx.array:
         """Append tokens [T]; return their logits, float32 [T, V].
 
         Raises:
             HiddenCache: some layer's cache did not grow by T.
         """
-        logits = self._append(tokens)
+        logits = self._append(model, tokens)
         self._mark()
         return logits
 
-    def feed(self, tokens: Sequence[int]) -> mx.array:
+    def feed(self, model: Any, tokens: Sequence[int]) -> mx.array:
         """Append any number of tokens, at least one; return the logits of the last, float32 [1, V].
 
         Where the caller drops the logits, MLX never computes them.
@@ -170,15 +169,15 @@ class ModelCache(Sequence[Any]):
         size = self.prefill_step
         chunks = [device_tokens(tokens[start : start + size]) for start in range(0, len(tokens), size)]
         for chunk in chunks[:-1]:
-            self._append(chunk)
+            self._append(model, chunk)
             mx.async_eval([layer.state for layer in self.layers])  # type: ignore[no-untyped-call]
-        return self.forward(chunks[-1])[-1:]
+        return self.forward(model, chunks[-1])[-1:]
 
-    def _append(self, tokens: mx.array) -> mx.array:
+    def _append(self, model: Any, tokens: mx.array) -> mx.array:
         count = tokens.shape[0]
         before = [(getattr(leaf, "offset", None), arrays(leaf)) for leaf in self._leaves]
         self._torn = True
-        logits: mx.array = self.model(tokens[None], cache=self.layers)[0]
+        logits: mx.array = model(tokens[None], cache=self.layers)[0]
         grown = [
             changed(leaf, states) if offset is None else leaf.offset - offset == count
             for leaf, (offset, states) in zip(self._leaves, before, strict=True)
@@ -202,7 +201,7 @@ class ModelCache(Sequence[Any]):
         self._marks.clear()
         self._mark()
 
-    def commit(self, tokens: Sequence[int]) -> None:
+    def commit(self, model: Any, tokens: Sequence[int]) -> None:
         """Hold exactly these tokens from now on, a prefix of what is held; whatever came behind them is forgotten.
 
         Raises:
@@ -216,7 +215,7 @@ class ModelCache(Sequence[Any]):
         if held > length:
             self._cut(length)
             if self._owed:
-                self.feed(tokens[length - self._owed :])
+                self.feed(model, tokens[length - self._owed :])
             else:
                 self._mark()
         self._quantise()
@@ -328,18 +327,10 @@ _Rows = dict[int, tuple[mx.array, mx.array]]
 
 
 def cache_of(model: Any, name: str, cache: ModelCache | Sequence[Any] | None) -> ModelCache:
-    """A model's cache as the caller gives it: whole, as a list of its layers' caches, or not at all.
-
-    Raises:
-        InvalidSetting: it is the cache of another model. Otherwise as `ModelCache`.
-    """
-    if not isinstance(cache, ModelCache):
-        return ModelCache(model, name, cache)
-    if cache.model is not model:
-        raise InvalidSetting(
-            f"the cache belongs to another model than this {name}; make it with ModelCache(model, ...) of this one"
-        )
-    return cache
+    """A model's cache as the caller gives it: whole, as a list of its layers' caches, or not at all: a fresh one."""
+    if isinstance(cache, ModelCache):
+        return cache
+    return ModelCache(name, make_cache(model) if cache is None else cache)
 
 
 def _own(layers: Sequence[Any]) -> list[Any]:

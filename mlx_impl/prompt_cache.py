@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 
@@ -47,9 +46,9 @@ def save_caches(path: Path | str, tokens: Sequence[int], target: ModelCache, dra
 
 
 def load_caches(
-    path: Path | str, target_model: Any, draft_model: Any = None
+    path: Path | str,
 ) -> tuple[list[int], ModelCache, ModelCache | None]:
-    """Read what `save_caches` wrote: the tokens held, the target's cache, and the drafter's (None without its model).
+    """Read what `save_caches` wrote: the tokens held, the target's cache, and the drafter's (None where it had none).
 
     Raises:
         CheckpointError: there is no such file, or something else wrote it.
@@ -60,10 +59,8 @@ def load_caches(
         split, tokens = int(metadata["target_layers"]), plain_tokens(json.loads(metadata["tokens"]))
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is no file of caches ({error}); give one that save_caches wrote") from error
-    target = ModelCache(target_model, TARGET_NAME, layers[:split], length=len(tokens))
-    draft = None
-    if draft_model is not None and layers[split:]:
-        draft = ModelCache(draft_model, DRAFT_NAME, layers[split:], length=len(tokens))
+    target = ModelCache(TARGET_NAME, layers[:split], length=len(tokens))
+    draft = ModelCache(DRAFT_NAME, layers[split:], length=len(tokens)) if layers[split:] else None
     for cache in (target, draft):
         if cache is not None and cache.length != len(tokens):
             raise CacheLengthError(

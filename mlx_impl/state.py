@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mlx_impl.drafters import DeviceBlock, Drafter
 from mlx_impl.model_cache import ModelCache
@@ -115,14 +116,15 @@ class DecoderState:
         self.target_cache.rollback(len(self.history) - 1)
         self.drafter.rollback(self.history)
 
-    def take_back_undelivered(self) -> None:
+    def take_back_undelivered(self, target: Any) -> None:
         """End with the last token delivered: a boundary like any other, from which the turn may go on.
 
-        Forwards what a recurrent layer cannot go back to otherwise. Where that fails, the next step makes up for it.
+        Where a recurrent layer has no other way back, tokens are forwarded again by the target's model, which is given.
+        Should that fail, the next step makes up for it.
         """
         cut = len(self.tokens) - self.delivered
         if self.superseded or cut == 0:
             return
         vars(self).update(history=self.history[:-cut], tokens=self.tokens[:-cut], finish=None)
-        self.target_cache.commit(self.history[:-1])
+        self.target_cache.commit(target, self.history[:-1])
         self.drafter.settle(self.history)

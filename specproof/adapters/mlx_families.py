@@ -305,14 +305,14 @@ class FamilySession(MlxImplSession):
         return Observation(offsets, draft_offsets, rows, draft_rows)
 
     def _run(self, history: Sequence[int], max_tokens: int) -> Generator[int, None, None]:
-        self.target_cache = _model_cache(self._decoder.target, "target", self.target_cache)
+        self.target_cache = _model_cache("target", self.target_cache)
         yield from super()._run(history, max_tokens)
 
 
-def _model_cache(model: Any, name: str, layers: Sequence[Any]) -> ModelCache:
+def _model_cache(name: str, layers: Sequence[Any]) -> ModelCache:
     """The cache of a model; where only states could tell how many tokens it holds, their own count is given."""
     held = [leaf.tokens for leaf in leaves(layers) if isinstance(leaf, CountedArraysCache)]
-    return ModelCache(model, name, list(layers), length=held[0] if held else None)
+    return ModelCache(name, list(layers), length=held[0] if held else None)
 
 
 @dataclass(frozen=True)
@@ -351,7 +351,7 @@ class FamilyEngine(MlxImplEngine):
         if case.draft is None:
             return super()._drafter(case, randomness, cache, models)
         model = ObservedModel(models(case.draft.folder), "draft", case.draft)
-        held = _model_cache(model, "draft model", self._fresh(case.draft.folder) if cache is None else cache)
+        held = _model_cache("draft model", self._fresh(case.draft.folder) if cache is None else cache)
         return self.drafter_class(model, case.sampling, randomness, min_prob=case.min_prob, cache=held)
 
     def _load(self, folder: Path) -> Any:

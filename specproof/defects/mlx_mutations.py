@@ -161,12 +161,12 @@ class BroadcastsFirstRow(Decoder):
     """D115: verifications go through such a kernel."""
 
     def _verify(self, state: DecoderState, block: DeviceBlock) -> RoundReadout:
-        right = state.target_cache.model
-        state.target_cache.model = FirstRowForAll(right)
+        right = self.target
+        self.target = FirstRowForAll(right)
         try:
             return super()._verify(state, block)
         finally:
-            state.target_cache.model = right
+            self.target = right
 
 
 # --------------------------------------------------------------------------------------------------------- engines

@@ -211,6 +211,6 @@ def mlx_impl_driver() -> Driver:
             fresh = [caches.KVCache() for _ in held]
             for i, (layer, (_, _, offset)) in enumerate(zip(fresh, held, strict=True)):
                 layer.state = (arrays.get(f"{i}.0"), arrays.get(f"{i}.1"), offset)
-            return ModelCache(cache.model, cache.name, fresh)
+            return ModelCache(cache.name, fresh)
 
     return MlxImplDriver()

@@ -124,6 +124,16 @@ class DecoderLife(JudgedLife):
         stream.close()
         self._judge_reading(waiting, received, self.state.finish or "close")
 
+    @precondition(lambda self: self.state.finish is None)
+    @rule(k=st.integers(4, 6))
+    def read_one_and_close(self, k):
+        """Where any proposal is accepted, the block is longer than what is read of it."""
+        waiting = self._begin_reading()
+        stream = self._decoder(k).generate(self.state)
+        received = [item.token for item in islice(stream, len(waiting) + 1)]
+        stream.close()
+        self._judge_reading(waiting, received, self.state.finish or "close")
+
     @rule(k=block_sizes(0))
     def read_to_the_end(self, k):
         waiting = self._begin_reading()

@@ -79,7 +79,7 @@ def test_a_long_prompt_is_forwarded_in_pieces_with_the_same_result():
     whole = run(*make("greedy"), prompt, 10)
     decoder, drafter = make("greedy")
     drafter.cache.prefill_step = 7
-    state = decoder.prefill(prompt, drafter, 10, ModelCache(toy("target"), "target", prefill_step=7))
+    state = decoder.prefill(prompt, drafter, 10, ModelCache("target", toy("target").make_cache(), prefill_step=7))
     assert_at_boundary(state)
     assert_cache_content(state, {"target": toy("target"), "draft": toy("draft")})
     assert tuple(item.token for item in decoder.generate(state)) == whole

@@ -7,6 +7,7 @@ pytest.importorskip("mlx_lm", reason="mlx-lm is not installed; pip install 'spec
 
 from functools import cache  # noqa: E402
 
+from mlx.utils import tree_map  # noqa: E402
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache  # noqa: E402
 from mlx_lm.models.llama import Model, ModelArgs  # noqa: E402
 from mlx_toys import GREEDY, Scripted  # noqa: E402
@@ -21,14 +22,19 @@ COUNT = 16
 
 @cache
 def model():
-    mx.random.seed(3)  # the weights of mlx-lm's own initialisation
+    keys = iter(mx.random.split(mx.random.key(3), 100))
+
+    def drawn(weight):
+        scale = 2 / weight.shape[-1] ** 0.5
+        return weight if weight.ndim < 2 else mx.random.normal(weight.shape, key=next(keys), scale=scale)
+
     built = Model(ModelArgs("llama", 64, 2, 64, 2, 1e-5, 32, head_dim=32, num_key_value_heads=2))
-    built.update({"model": {"embed_tokens": {"weight": mx.random.normal((32, 64))}}})
+    built.update(tree_map(drawn, built.parameters()))
     return built
 
 
 def quantised(start):
-    return ModelCache(model(), "target", layers(), quantisation=KVQuantisation(bits=4, group_size=32, start=start))
+    return ModelCache("target", layers(), quantisation=KVQuantisation(bits=4, group_size=32, start=start))
 
 
 def layers():
@@ -85,12 +91,12 @@ def test_a_turn_closed_on_either_side_of_the_start_goes_on_as_if_it_had_not_been
 
 def test_the_callers_own_list_holds_the_quantised_caches():
     held = layers()
-    cache_ = ModelCache(model(), "target", held, quantisation=KVQuantisation(bits=8, group_size=32))
-    cache_.feed(PROMPT)
-    cache_.commit(PROMPT)
+    cache_ = ModelCache("target", held, quantisation=KVQuantisation(bits=8, group_size=32))
+    cache_.feed(model(), PROMPT)
+    cache_.commit(model(), PROMPT)
     assert {type(layer) for layer in held} == {QuantizedKVCache}
 
 
 def test_windows_are_refused_at_the_start():
     with pytest.raises(InvalidSetting, match=r"a RotatingKVCache cannot be quantised; give the target's cache"):
-        ModelCache(model(), "target", [RotatingKVCache(max_size=8)], quantisation=KVQuantisation(bits=4))
+        ModelCache("target", [RotatingKVCache(max_size=8)], quantisation=KVQuantisation(bits=4))

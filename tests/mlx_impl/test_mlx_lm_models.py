@@ -82,12 +82,12 @@ def test_mlx_lms_model_runs_on_any_of_these_caches_and_they_are_cut_and_copied_a
     mx.random.seed(3)  # the weights of mlx-lm's own initialisation
     model = Model(args)
     tokens = [1, 2, 3, 4, 5, 6]
-    cache = ModelCache(model, "target", [kind() for _ in range(2)])
-    whole = cache.forward(mx.array(tokens))
-    cache.commit(tokens[:3])
+    cache = ModelCache("target", [kind() for _ in range(2)])
+    whole = cache.forward(model, mx.array(tokens))
+    cache.commit(model, tokens[:3])
     twin = cache.copy()
-    cache.forward(mx.array([9, 9, 9]))
-    again = twin.forward(mx.array(tokens[3:]))
+    cache.forward(model, mx.array([9, 9, 9]))
+    again = twin.forward(model, mx.array(tokens[3:]))
     assert (offsets(cache), offsets(twin)) == ((6, 6), (6, 6))
     assert mx.allclose(again, whole[3:], atol=1e-4)
 
