@@ -3,6 +3,11 @@
 Written independently of `reference`, of which only value types and errors are used, so that each checks the other.
 """
 
+from mlx_impl.blas import load_if_asked
+
+load_if_asked()  # before anything imports MLX
+
+# ruff: noqa: E402
 from mlx_impl.acceptance import RULES, AcceptanceRule
 from mlx_impl.cache import KVCache
 from mlx_impl.chain import Chain

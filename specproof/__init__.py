@@ -7,6 +7,11 @@
 - `audit`, `report`, `cli`: everything at once, and how it is shown.
 """
 
+import os
+
+if os.environ.get("SPECPROOF_BLAS"):  # it must be loaded before MLX is, and so before the adapters are
+    import mlx_impl  # noqa: F401
+
 from specproof.engine import Boundary, CacheRows, Capabilities, Case, Engine, Observation, Session
 from specproof.registry import load_engine
 
