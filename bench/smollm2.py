@@ -32,8 +32,8 @@ PASSAGE = (
     "The harbour was quiet before sunrise. Four boats lay at the northern pier, their nets folded and dry, and the old "
     "keeper walked past them with a lamp in his hand. He counted the ropes, wrote the number in a small green book, "
     "and went up the stairs to the tower. From there he could see the lights of the ferry, eleven miles out, and the "
-    "long grey line of the coast behind it. Nothing moved on the water. At six o'clock he rang the bell, as he had done "
-    "every day for thirty years, and the town began to wake."
+    "long grey line of the coast behind it. Nothing moved on the water. At six o'clock he rang the bell, as he had "
+    "done every day for thirty years, and the town began to wake."
 )
 COPY = f"Repeat the following text word for word, and write nothing else.\n\n{PASSAGE}"
 PROSE = "Write a short story about a lighthouse keeper who finds a strange letter."
