@@ -14,7 +14,7 @@ PYTHON ?=
 AUDIT ?= --quick
 BIN := $(VENV)/bin
 
-.PHONY: audit test lint smollm2 clean
+.PHONY: audit test smollm2 families bench lint clean
 
 # The exit status is that of our own two decoders; a peer's failures are findings, reported in full.
 audit: $(VENV)/.installed-audit
@@ -26,6 +26,17 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n auto --maxprocesses 4
 
 smollm2: $(VENV)/.smollm2
+
+# The MLX decoder on tiny models of mlx-lm, one for each family of caches.
+FAMILIES := llama llama_rotating gemma3_text gemma4_text mamba2 lfm2 qwen3_next falcon_h1
+
+families: $(VENV)/.installed-audit
+	@mkdir -p report
+	$(BIN)/specproof audit --quick $(addprefix mlx_impl-,$(FAMILIES)) --json report/families.json --markdown report/families.md
+
+# Speed on SmolLM2, with a fast BLAS (Debian: libopenblas0-pthread); bench/results/ has what came out elsewhere.
+bench: $(VENV)/.installed-dev smollm2
+	SPECPROOF_BLAS=openblas $(BIN)/python bench/smollm2.py --contexts
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
