@@ -18,6 +18,7 @@ import mlx.core as mx
 
 from mlx_impl.cache import make_cache
 from mlx_impl.forward import device_tokens
+from mlx_impl.kv_quantisation import KVQuantisation
 from mlx_impl.layers import (
     Kind,
     Saved,
@@ -51,20 +52,6 @@ class _Mark:
     length: int
     layers: tuple[Any, ...]
     held: tuple[Saved | None, ...]
-
-
-@dataclass(frozen=True)
-class KVQuantisation:
-    """Quantise key-value rows once so many tokens are committed, as mlx-lm does with `kv_bits`.
-
-    Attributes:
-        bits, group_size: of `mlx.core.quantize`.
-        start: tokens from which on a cache is quantised.
-    """
-
-    bits: int
-    group_size: int = 64
-    start: int = 0
 
 
 class ModelCache(Sequence[Any]):
@@ -109,7 +96,7 @@ class ModelCache(Sequence[Any]):
         self._kinds: list[Kind] = [kind_of(leaf) for leaf in self._leaves]
         self._count = _count(self._leaves, length)
         if quantisation is not None:
-            self._check_quantisable()
+            quantisation.check(self.layers, name)
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -303,23 +290,9 @@ class ModelCache(Sequence[Any]):
 
     def _quantise(self) -> None:
         """Quantise rows that are due. At a boundary only: plain decoding does so between two tokens of its output."""
-        if self.tokens_before_quantising != 0 or self.quantisation is None or self.length == 0:
-            return
-        settings = self.quantisation
-        self.layers[:] = [
-            layer.to_quantized(group_size=settings.group_size, bits=settings.bits)
-            if hasattr(layer, "to_quantized")
-            else layer
-            for layer in self.layers
-        ]
-        self._mark()
-
-    def _check_quantisable(self) -> None:
-        for layer, kind in zip(self.layers, self._kinds, strict=False):
-            if kind != "plain" or not (hasattr(layer, "to_quantized") or hasattr(layer, "bits")):
-                raise InvalidSetting(
-                    f"a {type(layer).__name__} cannot be quantised; give the {self.name}'s cache no quantisation"
-                )
+        if self.quantisation is not None and self.tokens_before_quantising == 0 and self.length > 0:
+            self.layers[:] = self.quantisation.of(self.layers)
+            self._mark()
 
 
 _Rows = dict[int, tuple[mx.array, mx.array]]

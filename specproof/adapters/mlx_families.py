@@ -10,19 +10,16 @@ logits of a pass without a cache, and rows and states that a fresh cache holds a
 
 from __future__ import annotations
 
-import importlib
 import json
 import zlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_map_with_path
 from mlx_lm.models.cache import ArraysCache, CacheList
 
 from mlx_impl.cache import make_cache
@@ -33,140 +30,13 @@ from mlx_impl.model_cache import ModelCache
 from mlx_impl.randomness import KeyedRandomness, Randomness
 from reference.transformer import WholePass
 from specproof.adapters.decoder_sessions import OnRound, Processors, observed
+from specproof.adapters.mlx_family_models import FAMILIES, build
 from specproof.adapters.mlx_impl import LoadModel, MlxImplEngine, MlxImplSession
 from specproof.adapters.mlx_models import ObservedModel
 from specproof.engine import CacheRows, Capabilities, Case, Floats, Observation
 
 PREFIX = "mlx-"
 """Of the names of these architectures."""
-
-SHARED: Mapping[str, Any] = MappingProxyType(
-    {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 512,
-        "rope_theta": 10000.0,
-        "sliding_window": 8,
-        "sliding_window_pattern": 3,
-    }
-)
-"""What most of mlx-lm's configurations ask for; each takes what it knows."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """An architecture of mlx-lm, and what it shows of its kind of cache.
-
-    Attributes:
-        module: in `mlx_lm.models`.
-        caches: what its layers have, for reports.
-        settings: of its configuration, beyond `SHARED`.
-        max_kv_size: rows that a layer keeps where the model does not say itself; None: all.
-    """
-
-    module: str
-    caches: str
-    settings: Mapping[str, Any]
-    max_kv_size: int | None = None
-
-
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {
-        "llama": Family("llama", "full attention", {"num_hidden_layers": 2}),
-        "llama_rotating": Family("llama", "max_kv_size: rotating, first rows kept", {"num_hidden_layers": 2}, 12),
-        "gemma3_text": Family(
-            "gemma3_text",
-            "sliding windows and full attention",
-            {"num_hidden_layers": 3, "num_key_value_heads": 1, "query_pre_attn_scalar": 8},
-        ),
-        "gemma4_text": Family(
-            "gemma4_text",
-            "windows; layers that share keys and values of others",
-            {
-                "num_hidden_layers": 6,
-                "num_key_value_heads": 1,
-                "num_kv_shared_layers": 2,
-                "global_head_dim": 16,
-                "hidden_size_per_layer_input": 8,
-            },
-        ),
-        "mamba2": Family(
-            "mamba2",
-            "recurrent and convolutional states only",
-            {
-                "num_hidden_layers": 2,
-                "num_heads": 4,
-                "hidden_size": 16,
-                "intermediate_size": 32,
-                "state_size": 8,
-                "ssm_state_size": 8,
-                "layer_norm_epsilon": 1e-5,
-                "conv_kernel": 4,
-                "n_groups": 1,
-                "use_bias": False,
-                "use_conv_bias": True,
-                "tie_word_embeddings": True,
-                "time_step_limit": (0.0, float("inf")),
-                "time_step_rank": "auto",
-            },
-        ),
-        "lfm2": Family(
-            "lfm2",
-            "short convolutions and full attention",
-            {
-                "num_hidden_layers": 3,
-                "norm_eps": 1e-5,
-                "conv_bias": False,
-                "conv_L_cache": 3,
-                "block_dim": 32,
-                "block_ff_dim": 48,
-                "block_multiple_of": 8,
-                "block_ffn_dim_multiplier": 1.0,
-                "block_auto_adjust_ff_dim": False,
-                "full_attn_idxs": [1],
-                "layer_types": None,
-            },
-        ),
-        "qwen3_next": Family(
-            "qwen3_next",
-            "gated-delta states and full attention, mixture of experts",
-            {
-                "num_hidden_layers": 4,
-                "linear_num_value_heads": 4,
-                "linear_num_key_heads": 2,
-                "linear_key_head_dim": 8,
-                "linear_value_head_dim": 8,
-                "linear_conv_kernel_dim": 4,
-                "num_experts": 2,
-                "num_experts_per_tok": 1,
-                "decoder_sparse_step": 1,
-                "shared_expert_intermediate_size": 16,
-                "mlp_only_layers": [],
-                "moe_intermediate_size": 16,
-                "partial_rotary_factor": 0.5,
-                "full_attention_interval": 2,
-            },
-        ),
-        "falcon_h1": Family(
-            "falcon_h1",
-            "composite: a state and full attention in each layer",
-            {
-                "num_hidden_layers": 2,
-                "mamba_d_ssm": 32,
-                "mamba_n_heads": 4,
-                "mamba_d_head": 8,
-                "mamba_d_state": 8,
-                "mamba_n_groups": 1,
-                "mamba_d_conv": 4,
-            },
-        ),
-    }
-)
-"""By name. A new family is an entry here: tests, `specproof audit mlx_impl-NAME` and the table follow."""
 
 
 class CountedArraysCache(ArraysCache):
@@ -180,27 +50,6 @@ class CountedArraysCache(ArraysCache):
         """N more tokens are in the states."""
         super().advance(N)
         self.tokens += N
-
-
-def build(name: str, vocab_size: int, seed: int) -> Any:
-    """A tiny model of a family, its matrices drawn so that logits are spread and depend on far tokens."""
-    family = FAMILIES[name]
-    module = importlib.import_module(f"mlx_lm.models.{family.module}")
-    sizes = {"vocab_size": vocab_size, "vocab_size_per_layer_input": vocab_size}
-    args = module.ModelArgs.from_dict({**SHARED, **family.settings, **sizes, "model_type": family.module})
-    model = module.Model(args)
-    keys = iter(mx.random.split(mx.random.key(seed), 1000))
-
-    def drawn(path: str, weight: mx.array) -> mx.array:
-        if "conv" in path or weight.ndim < 2:
-            return weight if weight.ndim < 2 else mx.random.normal(weight.shape, key=next(keys), scale=0.5)
-        scale = 2.0 / float(weight.shape[-1]) ** 0.5
-        return mx.random.normal(weight.shape, key=next(keys), scale=scale)
-
-    model.update(tree_map_with_path(drawn, model.parameters()))
-    model.eval()
-    mx.eval(model.parameters())
-    return model
 
 
 @lru_cache(maxsize=64)

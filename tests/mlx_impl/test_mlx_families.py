@@ -16,7 +16,8 @@ from mlx_impl.model_cache import ModelCache  # noqa: E402
 from mlx_impl.prompt_cache import load_caches, save_caches  # noqa: E402
 from mlx_impl.rotating import RotatingKVCache, with_right_masks  # noqa: E402
 from reference.errors import CacheLengthError, CheckpointError, InvalidSetting  # noqa: E402
-from specproof.adapters.mlx_families import FAMILIES, build, engine_of, fresh_layers  # noqa: E402
+from specproof.adapters.mlx_families import engine_of, fresh_layers  # noqa: E402
+from specproof.adapters.mlx_family_models import FAMILIES, build  # noqa: E402
 from specproof.invariants import RUN_INVARIANTS  # noqa: E402
 from specproof.pairs import toy  # noqa: E402
 from specproof.regimes import REGIMES  # noqa: E402

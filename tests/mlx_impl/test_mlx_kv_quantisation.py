@@ -13,7 +13,8 @@ from mlx_lm.models.llama import Model, ModelArgs  # noqa: E402
 from mlx_toys import GREEDY, Scripted  # noqa: E402
 
 from mlx_impl import Decoder, DraftModel, KeyedRandomness  # noqa: E402
-from mlx_impl.model_cache import KVQuantisation, ModelCache  # noqa: E402
+from mlx_impl.kv_quantisation import KVQuantisation  # noqa: E402
+from mlx_impl.model_cache import ModelCache  # noqa: E402
 from reference.errors import InvalidSetting  # noqa: E402
 
 PROMPT = [3, 1, 4, 1, 5]

@@ -1,0 +1,44 @@
+"""Key-value rows in few bits: of which caches, and when. mlx-lm's `kv_bits`, for speculative decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_impl.layers import kind_of
+from reference.errors import InvalidSetting
+
+
+@dataclass(frozen=True)
+class KVQuantisation:
+    """Quantise key-value rows once so many tokens are committed.
+
+    Attributes:
+        bits, group_size: of `mlx.core.quantize`.
+        start: tokens from which on a cache is quantised.
+    """
+
+    bits: int
+    group_size: int = 64
+    start: int = 0
+
+    def check(self, layers: Sequence[Any], name: str) -> None:
+        """Refuse caches that cannot be quantised.
+
+        Raises:
+            InvalidSetting: naming the first such layer's, of the model of that name.
+        """
+        for layer in layers:
+            able = hasattr(layer, "to_quantized") or hasattr(layer, "bits")
+            if not able or kind_of(layer) != "plain":
+                raise InvalidSetting(
+                    f"a {type(layer).__name__} cannot be quantised; give the {name}'s cache no quantisation"
+                )
+
+    def of(self, layers: Sequence[Any]) -> list[Any]:
+        """The caches with quantised ones in the places of those that are not; the old ones stay as they are."""
+        return [
+            layer.to_quantized(group_size=self.group_size, bits=self.bits) if hasattr(layer, "to_quantized") else layer
+            for layer in layers
+        ]
