@@ -14,7 +14,7 @@ gives another sample of the same law: choices that were made and not delivered a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -247,7 +247,7 @@ class Decoder:
         check_rows(faults, NAME, len(state.history) - 1)
         return int(token)
 
-    def generate(self, state: DecoderState) -> Iterator[GeneratedToken]:
+    def generate(self, state: DecoderState) -> Generator[GeneratedToken]:
         """Hand out the tokens not delivered yet, and decode on until the turn ends.
 
         A round is committed as a whole before its first token is handed out. When the iterator is closed or fails,
