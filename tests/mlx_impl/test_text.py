@@ -5,7 +5,7 @@ import pytest
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install 'specproof[mlx]'")
 pytest.importorskip("tokenizers", reason="tokenizers is not installed; pip install 'specproof[text]'")
 
-from hypothesis import given  # noqa: E402
+from hypothesis import example, given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from mlx_decodes import PROMPT, assert_at_boundary, assert_cache_content, greedy, make, mixed, tokens_of  # noqa: E402
 from mlx_toys import TOYS, Failing, toy  # noqa: E402
@@ -56,6 +56,10 @@ def divided(draw):
     return text, [whole[a:b] for a, b in zip([0, *places], [*places, len(whole)], strict=True) if a < b]
 
 
+@example(("ba👍", [b"b", b"a\xf0", b"\x9f\x91\x8d"]), ["ba"])  # complete with a token that begins the next character
+@example(("abcd", [b"abcd"]), ["abcd", "bc"])  # begins first, but another one is complete before it
+@example(("abc", [b"abc"]), ["bc", "abc"])  # complete together
+@example(("abab", [b"a", b"b", b"ab"]), ["bab"])  # begins anew while another beginning is withheld
 @given(divided(), st.lists(st.text("abé👍", min_size=1, max_size=4), max_size=3))
 def test_the_text_is_cut_before_the_stop_string_that_is_complete_first_however_tokens_divide_it(text_and_chunks, stops):
     text, chunks = text_and_chunks
@@ -157,6 +161,13 @@ def test_the_tokens_of_a_block_behind_a_stop_string_are_taken_back():
     assert state.emitted == FULL[:6]
     list(text)
     assert state.emitted == FULL[:3]
+
+
+def test_history_and_caches_end_at_a_stop_string_before_the_last_piece_is_handed_out():
+    _, state, text = turn([stop_at(3, -1)], draft=toy("target"))
+    *_, (last, emitted) = ((piece.text, state.emitted) for piece in text)
+    assert last == " ", "the token of the stop string begins with text"
+    assert emitted == FULL[:3]
 
 
 def test_a_text_that_ended_stays_ended():
