@@ -19,6 +19,7 @@ from mlx_impl.prompt_lookup import PromptLookup
 from mlx_impl.randomness import KeyedRandomness, Randomness
 from mlx_impl.state import DecoderState
 from mlx_impl.statistics import Statistics
+from mlx_impl.text import TextPiece, TextTurn
 from mlx_impl.tokenizer import Tokenizer
 from mlx_impl.transformer import Transformer
 
@@ -39,6 +40,8 @@ __all__ = [
     "PromptLookup",
     "Randomness",
     "Statistics",
+    "TextPiece",
+    "TextTurn",
     "Tokenizer",
     "Transformer",
     "load",

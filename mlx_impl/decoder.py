@@ -14,7 +14,7 @@ gives another sample of the same law: choices that were made and not delivered a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -29,7 +29,7 @@ from mlx_impl.model_cache import ModelCache, cache_of
 from mlx_impl.randomness import Randomness
 from mlx_impl.readout import RoundReadout, read, read_verdict
 from mlx_impl.sampling import LogitsProcessor, Sampler, check_rows, distributions, needs_context, row_faults
-from mlx_impl.state import DecoderState
+from mlx_impl.state import UNLIMITED, DecoderState
 from mlx_impl.statistics import print_if_asked
 from reference.errors import CacheLengthError, DecodingFault, EmptyPrompt, InvalidSetting
 from reference.values import Finish, GeneratedToken, Round, SamplingParams
@@ -112,7 +112,8 @@ class Decoder:
 
     def _propose(self, state: DecoderState) -> DeviceBlock:
         """Up to k proposals; one place of the budget is left for the target's own token."""
-        limit = min((state.remaining - 1, *_rows_until_quantised(state)))
+        room = self.num_draft_tokens if state.remaining is None else state.remaining - 1
+        limit = min((room, *_rows_until_quantised(state)))
         budget = min(self.draft_length.choose(limit), limit)
         block = state.drafter.propose(state.history, None, budget)
         self.draft_length.proposed(len(block))
@@ -146,7 +147,7 @@ class Decoder:
         history = [*state.history, *emitted]
         state.target_cache.commit(self.target, history[:-1])  # of k + 1 new rows len(emitted) stay
         state.drafter.commit(history)
-        finish = self._finish(emitted[-1], state.remaining - len(emitted))
+        finish = self._finish(emitted[-1], len(history) - state.prompt_length, state.max_tokens)
         tokens = [GeneratedToken(token, index < a, state.num_rounds) for index, token in enumerate(emitted)]
         done = Round(drafted=tuple(verdict.drafted), num_accepted=a, emitted=tuple(emitted), finish=finish)
         if isinstance(self.sampling, SamplingParams):  # nobody knows the probabilities that an opaque sampler draws by
@@ -166,7 +167,7 @@ class Decoder:
         Args:
             prompt: token ids, at least one.
             drafter: used by the state from now on. Its cache, too, may hold a prefix of the prompt.
-            max_tokens: most tokens to emit in this turn.
+            max_tokens: most tokens to emit in this turn; -1 for no limit.
             target_cache: one that holds a prefix of the prompt, which is not forwarded again: a list of the layers'
                 caches, or a `ModelCache` where there is more to say. None: a fresh one.
 
@@ -176,7 +177,8 @@ class Decoder:
             DecodingFault: a model broke its contract (`NonFiniteLogits`, `HiddenCache`).
             After any exception both caches are as long as they were.
         """
-        prompt, max_tokens = plain_tokens(prompt), plain_count(max_tokens, "max_tokens")
+        prompt = plain_tokens(prompt)
+        max_tokens = plain_count(max_tokens, "max_tokens", ", or -1 for no limit", least=UNLIMITED)
         cache = cache_of(self.target, NAME, target_cache)
         self._check_turn(prompt, drafter, cache)
         kept, draft_kept = cache.length, _rows(drafter)
@@ -191,8 +193,13 @@ class Decoder:
                 token = self._first_token(state, prompt[kept:])
                 state.history = [*prompt, token]
                 state.tokens = [GeneratedToken(token, from_draft=False, round_index=-1)]
+<<<<<<< HEAD
                 state.finish = self._finish(token, max_tokens - 1)
             cache.commit(self.target, state.history[:-1])
+=======
+                state.finish = self._finish(token, 1, max_tokens)
+            cache.commit(state.history[:-1])
+>>>>>>> generate
             drafter.settle(state.history)
         except BaseException:
             cache.rollback(kept)
@@ -206,7 +213,7 @@ class Decoder:
         Args:
             state: at a round boundary, as it always is; tokens of it that were not delivered count as history.
             tokens: what the next turn adds to the history before it decodes; may be empty.
-            max_tokens: most tokens to emit in the next turn.
+            max_tokens: most tokens to emit in the next turn; -1 for no limit.
 
         Raises:
             As `prefill`; `state` stays usable then. InvalidSetting, too, where it was used up before.
@@ -245,7 +252,7 @@ class Decoder:
         check_rows(faults, NAME, len(state.history) - 1)
         return int(token)
 
-    def generate(self, state: DecoderState) -> Iterator[GeneratedToken]:
+    def generate(self, state: DecoderState) -> Generator[GeneratedToken]:
         """Hand out the tokens not delivered yet, and decode on until the turn ends.
 
         A round is committed as a whole before its first token is handed out. When the iterator is closed or fails,
@@ -277,11 +284,11 @@ class Decoder:
             return None
         return mx.concatenate([device_tokens(state.history), block.tokens])
 
-    def _finish(self, last: int, remaining: int) -> Finish | None:
+    def _finish(self, last: int, num_emitted: int, max_tokens: int) -> Finish | None:
         """Whether the last token emitted ends the turn. A stop token goes before the budget."""
         if last in self.stop_tokens:
             return "stop"
-        return "length" if remaining == 0 else None
+        return "length" if num_emitted == max_tokens else None  # never, where that is UNLIMITED
 
 
 def _rows(drafter: Drafter) -> int:

@@ -36,6 +36,10 @@ class Detokenizer:
         self._shown, self._held = self._held, []
         return text
 
+    def pending(self) -> str:
+        """What is held back before the character that is still being spelled. It is still held back."""
+        return self._text().rstrip(INCOMPLETE) if self._held else ""
+
     def finish(self) -> str:
         """What was held back, complete or not. The next token begins a new text."""
         text = self._text()

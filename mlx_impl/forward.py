@@ -59,18 +59,24 @@ def plain_tokens(tokens: Sequence[int] | mx.array) -> list[int]:
     return plain
 
 
-def plain_count(value: int, name: str, hint: str = "") -> int:
+def plain_count(value: int, name: str, hint: str = "", least: int = 0) -> int:
     """A setting that counts something, as Python's int.
 
+    Args:
+        value: what was given.
+        name: of the setting, for the message.
+        hint: ends the message.
+        least: below 0 where negative numbers have a meaning, which `hint` tells.
+
     Raises:
-        InvalidSetting: it is not an integer, or negative.
+        InvalidSetting: it is not an integer, or below `least`.
     """
     refusal = InvalidSetting(f"{name} is {value}; give an integer >= 0{hint}")
     try:
         count = operator.index(value)
     except TypeError as error:
         raise refusal from error
-    if count < 0:
+    if count < least:
         raise refusal
     return count
 

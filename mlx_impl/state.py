@@ -15,6 +15,9 @@ from mlx_impl.statistics import Statistics
 from reference.errors import CacheLengthError, InvalidSetting
 from reference.values import Finish, GeneratedToken, Round
 
+UNLIMITED = -1
+"""As `max_tokens`: the turn goes on until a stop token, or until its iterator is closed."""
+
 
 @dataclass
 class DecoderState:
@@ -23,7 +26,7 @@ class DecoderState:
     Attributes:
         history: prompt and emitted tokens; the last one is pending.
         prompt_length: P, where this turn's emitted tokens begin.
-        max_tokens: most tokens to emit in this turn.
+        max_tokens: most tokens to emit in this turn; `UNLIMITED` (-1) for no limit.
         target_cache: the target's cache; holds the rows of `history[:-1]`.
         drafter: with its cache, which holds its own rows of the same tokens.
         block: the proposals of the last round, on the device.
@@ -62,9 +65,9 @@ class DecoderState:
         return tuple(self.history[self.prompt_length :])
 
     @property
-    def remaining(self) -> int:
-        """How many more tokens this turn may emit."""
-        return self.max_tokens - (len(self.history) - self.prompt_length)
+    def remaining(self) -> int | None:
+        """How many more tokens this turn may emit; None without a limit."""
+        return None if self.max_tokens == UNLIMITED else self.max_tokens - (len(self.history) - self.prompt_length)
 
     def copy(self) -> DecoderState:
         """An independent copy, caches included; models and source of randomness are shared."""

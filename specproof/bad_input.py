@@ -189,7 +189,8 @@ PROBES: Mapping[str, Probe] = MappingProxyType(
         "empty_prompt": Probe("a prompt without tokens", lambda case, _: replace(case, prompt=())),
         "token_range": Probe("a prompt with a token outside the vocabulary", _outside),
         "num_draft_tokens": Probe("num_draft_tokens = -1", lambda case, _: replace(case, num_draft_tokens=-1)),
-        "max_tokens": Probe("max_tokens = -1", lambda case, _: replace(case, max_tokens=-1)),
+        # Not -1, which to some engines means no limit.
+        "max_tokens": Probe("max_tokens = -2", lambda case, _: replace(case, max_tokens=-2)),
         "rule": Probe("a rule of an unknown name", lambda case, _: replace(case, rule="no such rule")),
         "greedy_rule": Probe(
             "the greedy rule above temperature 0, where it does not keep the target's distribution",

@@ -1,4 +1,4 @@
-"""The command line: `specproof audit`, `specproof fuzz` and `specproof defects`. Parses, reports, sets the exit status.
+"""The command line: `specproof audit`, `fuzz`, `defects` and `generate`. Parses, reports, sets the exit status.
 
 Exit status: 0 if every check that could be made holds (failures of a peer do not count), 1 if one fails,
 2 if the call was wrong, 130 if interrupted.
@@ -22,6 +22,7 @@ from reference.transformer import load
 from specproof import audit as auditing
 from specproof.defects.command import defects
 from specproof.fuzzing.command import fuzz
+from specproof.generation.command import generate
 from specproof.pairs import Pair, toy
 from specproof.registry import ENGINES
 from specproof.report import print_report, require_markdown, to_json, to_markdown
@@ -30,6 +31,7 @@ from specproof.terminal import EXIT_FAILS, EXIT_INTERRUPTED, EXIT_WRONG_CALL, ch
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(defects)
 app.command()(fuzz)
+app.command()(generate)
 
 
 @app.callback()

@@ -26,7 +26,7 @@ def test_the_oracle_refuses_every_bad_input():
     [
         ("D68", "draft_context", "it was not refused, and 8 tokens came out"),
         ("D69", "draft_context", "it was not refused"),
-        ("D70", "max_tokens", "max_tokens = -1: 1 tokens came out before it was refused by DecodingFault"),
+        ("D70", "max_tokens", "max_tokens = -2: 1 tokens came out before it was refused by DecodingFault"),
         ("D86", "nan_target", "NaN logits of the target"),
         ("D122", "vocabulary_size", "it was not refused"),
         ("D123", "vocabulary_size", "1 tokens came out before it was refused by DecodingFault"),

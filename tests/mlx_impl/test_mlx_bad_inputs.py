@@ -48,7 +48,8 @@ def test_bad_settings_of_a_decoder_are_refused(settings, message):
         ([], 4, EmptyPrompt, r"the prompt has no tokens; give at least one"),
         ([1, 32], 4, TokenOutOfRange, r"prompt\[1\] is 32, outside the vocabulary 0\.\.31; check"),
         ([-1], 4, TokenOutOfRange, r"prompt\[0\] is -1, outside"),
-        ([1], -1, InvalidSetting, r"max_tokens is -1; give an integer >= 0"),
+        ([1], -2, InvalidSetting, r"max_tokens is -2; give an integer >= 0, or -1 for no limit"),
+        ([1], -1.0, InvalidSetting, r"max_tokens is -1\.0; give an integer >= 0, or -1 for no limit"),
     ],
 )
 def test_bad_prompts_are_refused_and_nothing_is_forwarded(prompt, max_tokens, error, message):

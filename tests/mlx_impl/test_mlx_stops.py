@@ -1,19 +1,22 @@
 """Stop tokens and budgets end a turn of the MLX decoder where they fall, on a round boundary."""
 
+from itertools import islice
+
 import pytest
 
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install 'specproof[mlx]'")
 
-from mlx_decodes import assert_at_boundary, greedy, make, rounds  # noqa: E402
+from mlx_decodes import assert_at_boundary, greedy, lookup, make, rounds, tokens_of  # noqa: E402
 from mlx_toys import SAMPLINGS, Scripted, pair, toy  # noqa: E402
 
 from mlx_impl import DraftModel, KeyedRandomness  # noqa: E402
 from reference.values import SamplingParams  # noqa: E402
 
 RULES = tuple(SAMPLINGS)
+UNLIMITED = -1
 
 
-def stop_case(position):
+def stop_case(position, max_tokens=20):
     """A decode whose stop token falls on one place of a block of three: (decoder, state, how it must end)."""
     scripts = {"accepted": [True], "bonus": [True], "correction": [True, True, False], "rejected": [False]}
     target = toy("target")
@@ -32,7 +35,7 @@ def stop_case(position):
             break
         assert state.finish is None, "no such round in this decode: take another prompt"
     decoder, drafter = make("greedy", 3, target, draft, stop_tokens={token})
-    return decoder, decoder.prefill(prompt, drafter, 20), (token, (*before, token))
+    return decoder, decoder.prefill(prompt, drafter, max_tokens), (token, (*before, token))
 
 
 @pytest.mark.parametrize("position", ["accepted", "correction", "bonus"])
@@ -86,3 +89,49 @@ def test_rounds_without_proposals_keep_the_contract():
     sizes = {len(done.drafted) for done in rounds(decoder, state)}
     assert 0 in sizes
     assert max(sizes) > 0
+
+
+# --------------------------------------------------------------------------------------------------- without limit
+
+LONG = 30
+
+
+@pytest.mark.parametrize("drafts", [lambda: make(k=3)[1], lookup], ids=["draft_model", "lookup"])
+def test_a_turn_without_limit_goes_on_until_it_is_closed_and_can_be_taken_up_again(drafts):
+    decoder, _ = make("greedy", 3)
+    state = decoder.prefill([1, 2, 3], drafts(), UNLIMITED)
+    assert (state.max_tokens, state.remaining, state.finish) == (UNLIMITED, None, None)
+    received = []
+    for _ in range(2):
+        iterator = decoder.generate(state)
+        received += [item.token for item in islice(iterator, LONG // 2)]
+        iterator.close()
+        assert (state.finish, len(state.emitted)) == (None, len(received))
+        assert_at_boundary(state)
+    assert tuple(received) == greedy(toy("target"), [1, 2, 3], LONG)
+
+
+def test_without_limit_every_round_asks_for_k_proposals():
+    decoder, drafter = make("greedy", 3, *pair("all_accept"))
+    state = decoder.prefill([1, 2, 3], drafter, UNLIMITED)
+    assert [len(decoder.step(state).drafted) for _ in range(4)] == [3] * 4
+
+
+def test_a_stop_token_ends_a_turn_without_limit():
+    decoder, state, (_, emitted) = stop_case("accepted", UNLIMITED)
+    rounds(decoder, state)
+    assert (state.emitted, state.finish) == (emitted, "stop")
+
+
+def test_each_turn_has_a_limit_of_its_own_or_none():
+    decoder, drafter = make("greedy", 3)
+    first = decoder.prefill([1, 2, 3], drafter, 5)
+    rounds(decoder, first)
+    endless = decoder.extend(first, [], UNLIMITED)
+    iterator = decoder.generate(endless)
+    assert [item.token for item in islice(iterator, 9)] == list(greedy(toy("target"), first.history, 9))
+    iterator.close()
+    last = decoder.extend(endless, [], 4)
+    assert tuple(tokens_of(decoder.generate(last))) == greedy(toy("target"), endless.history, 4)
+    assert last.finish == "length"
+    assert_at_boundary(last)
