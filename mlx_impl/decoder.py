@@ -193,13 +193,8 @@ class Decoder:
                 token = self._first_token(state, prompt[kept:])
                 state.history = [*prompt, token]
                 state.tokens = [GeneratedToken(token, from_draft=False, round_index=-1)]
-<<<<<<< HEAD
-                state.finish = self._finish(token, max_tokens - 1)
-            cache.commit(self.target, state.history[:-1])
-=======
                 state.finish = self._finish(token, 1, max_tokens)
-            cache.commit(state.history[:-1])
->>>>>>> generate
+            cache.commit(self.target, state.history[:-1])
             drafter.settle(state.history)
         except BaseException:
             cache.rollback(kept)

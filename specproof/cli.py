@@ -1,4 +1,4 @@
-"""The command line: `specproof audit`, `fuzz`, `defects` and `generate`. Parses, reports, sets the exit status.
+"""The command line: `specproof audit`, and the commands of other modules. Parses, reports, sets the exit status.
 
 Exit status: 0 if every check that could be made holds (failures of a peer do not count), 1 if one fails,
 2 if the call was wrong, 130 if interrupted.
@@ -16,22 +16,30 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from reference.drafters import check_vocabularies, tokens_of
 from reference.errors import InvalidInput, InvalidSetting
-from reference.transformer import load
 from specproof import audit as auditing
 from specproof.defects.command import defects
 from specproof.fuzzing.command import fuzz
 from specproof.generation.command import generate
-from specproof.pairs import Pair, toy
+from specproof.measuring.command import measure_command
+from specproof.pairs import toy
 from specproof.registry import ENGINES
 from specproof.report import print_report, require_markdown, to_json, to_markdown
-from specproof.terminal import EXIT_FAILS, EXIT_INTERRUPTED, EXIT_WRONG_CALL, check_outputs, console, subjects_of
+from specproof.terminal import (
+    EXIT_FAILS,
+    EXIT_INTERRUPTED,
+    EXIT_WRONG_CALL,
+    check_outputs,
+    console,
+    pair_of,
+    subjects_of,
+)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(defects)
 app.command()(fuzz)
 app.command()(generate)
+app.command("measure")(measure_command)
 
 
 @app.callback()
@@ -79,7 +87,7 @@ def audit(
             raise InvalidSetting(f"{name!r} is given both as an engine and as a --peer; give it once")
         subjects = subjects_of([*(engines or ()), *peers], err)
         settings = auditing.Settings(
-            pair=_pair(target, draft),
+            pair=pair_of(target, draft, toy()),
             quick=quick,
             seed=seed,
             regimes=tuple(regime or ()),
@@ -106,17 +114,6 @@ def audit(
     print_report(report, out)
     if not report.passed:
         raise typer.Exit(EXIT_FAILS)
-
-
-def _pair(target: Path | None, draft: Path | None) -> Pair:
-    """The pair to audit with, whose vocabularies agree."""
-    if target is None and draft is None:
-        return toy()
-    if target is None or draft is None:
-        raise InvalidSetting("only one of --target and --draft is given; a drafter belongs to its target, give both")
-    target_model, draft_model = load(target), load(draft)
-    check_vocabularies(target_model.vocab_size, draft_model.vocab_size, tokens_of(target_model), tokens_of(draft_model))
-    return Pair(target, draft)
 
 
 @contextmanager

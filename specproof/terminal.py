@@ -1,4 +1,4 @@
-"""What all commands of the command line share: consoles, exit statuses, engines by name, and files for reports."""
+"""What all commands of the command line share: consoles, exit statuses, engines, pairs, files for reports."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from reference.drafters import check_vocabularies, tokens_of
 from reference.errors import InvalidSetting
+from reference.transformer import load
 from specproof.engine import Engine
+from specproof.pairs import Pair
 from specproof.registry import installed_engines, load_engine
 
 EXIT_FAILS, EXIT_WRONG_CALL, EXIT_INTERRUPTED = 1, 2, 130
@@ -41,6 +44,22 @@ def subjects_of(names: Sequence[str], err: Console) -> dict[str, Engine]:
     for why in missing.values():
         err.print(f"left out: {why}", markup=False, soft_wrap=True)
     return found
+
+
+def pair_of(target: Path | None, draft: Path | None, default: Pair) -> Pair:
+    """The pair that is asked for, whose vocabularies agree; the default if none is.
+
+    Raises:
+        InvalidSetting: only one of the two is given.
+        CheckpointError, VocabularyMismatch: they cannot be read, or are no pair.
+    """
+    if target is None and draft is None:
+        return default
+    if target is None or draft is None:
+        raise InvalidSetting("only one of --target and --draft is given; a drafter belongs to its target, give both")
+    target_model, draft_model = load(target), load(draft)
+    check_vocabularies(target_model.vocab_size, draft_model.vocab_size, tokens_of(target_model), tokens_of(draft_model))
+    return Pair(target, draft)
 
 
 def check_outputs(json_file: Path | None, markdown_file: Path | None) -> None:

@@ -35,7 +35,7 @@ from specproof.adapters.decoder_sessions import (
     Processors,
     observed,
 )
-from specproof.adapters.mlx_models import ObservedModel, PromptCache, observation, state_key, weights_written
+from specproof.adapters.mlx_models import ObservedModel, PromptCache, observation, offsets, state_key, weights_written
 from specproof.adapters.remembered import RememberedModel
 from specproof.bad_input import PROBES
 from specproof.engine import Capabilities, Case, Choices, Floats, Observation, Session
@@ -60,6 +60,19 @@ class MlxImplSession(DecoderSession):
     def log_probabilities(self, done: Round | None) -> tuple[float, ...] | None:
         """As the round reports them."""
         return None if done is None else done.log_probabilities
+
+
+class LeanMlxImplSession(MlxImplSession):
+    """A turn that can be timed: nothing is copied from the device at its boundaries."""
+
+    def observe(self) -> Observation:
+        """The offsets alone."""
+        draft_cache = self.drafter.cache
+        return Observation(offsets(self.target_cache), None if draft_cache is None else offsets(draft_cache.layers))
+
+    def distributions(self, state: DecoderState) -> tuple[DraftDistribution, ...]:
+        """None."""
+        return ()
 
 
 class HostChoices:
@@ -167,11 +180,13 @@ class MlxImplEngine:
     Attributes:
         name: in reports.
         decoder_class, drafter_class: what to run: the package's own, or one that is wrong on purpose.
+        session_class: what is noted at round boundaries.
     """
 
     name: str = "mlx_impl"
     decoder_class: type[Decoder] = Decoder
     drafter_class: type[DraftModel] = DraftModel
+    session_class: type[MlxImplSession] = MlxImplSession
 
     @property
     def version(self) -> str:
@@ -206,6 +221,10 @@ class MlxImplEngine:
         """A decode on fresh caches, with keys from the case's seed."""
         return self._session(case, case.prompt, None, None)
 
+    def start_lean(self, case: Case) -> MlxImplSession:
+        """As `start`; the boundaries show rounds and offsets only (those of a family of caches still show all)."""
+        return replace(self, session_class=LeanMlxImplSession).start(case)
+
     def resume(self, session: Session, emitted: Sequence[int], tokens: Sequence[int], case: Case) -> MlxImplSession:
         """A warm start on the caches of `session`: prefill forwards what they do not hold.
 
@@ -237,7 +256,7 @@ class MlxImplEngine:
 
         cache = make_cache(_load(case.target.folder)) if target_cache is None else target_cache
         drafter = self._drafter(case, randomness, draft_cache, _load)
-        return MlxImplSession(make_decoder, drafter, cache, history, case.max_tokens, case.sampling.has_penalties)
+        return self.session_class(make_decoder, drafter, cache, history, case.max_tokens, case.sampling.has_penalties)
 
     def _decoder(
         self,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from typing import cast
 
@@ -18,7 +18,12 @@ from reference.prompt_lookup import PromptLookup
 from reference.randomness import Randomness, SeededRandomness, UniformRandomness
 from reference.values import SamplingParams
 from specproof.adapters.decoder_sessions import OnRound, Processors, observed
-from specproof.adapters.reference_sessions import ReferenceExactSession, ReferenceSession, WrappedModel
+from specproof.adapters.reference_sessions import (
+    LeanReferenceSession,
+    ReferenceExactSession,
+    ReferenceSession,
+    WrappedModel,
+)
 from specproof.bad_input import PROBES
 from specproof.engine import Capabilities, Case, Choices, Schedule, Session
 
@@ -38,6 +43,7 @@ class ReferenceEngine:
             wrong on purpose. `lookup_class` is called with the vocabulary size, `randomness_class` with a case's seed.
         target_class, draft_class: the models that it is run on, as `WrappedModel`.
         architecture: what is made of the weights.
+        session_class: what is noted at round boundaries.
     """
 
     name: str = "reference"
@@ -49,6 +55,7 @@ class ReferenceEngine:
     target_class: type[WrappedModel] = WrappedModel
     draft_class: type[WrappedModel] = WrappedModel
     architecture: str = "llama"
+    session_class: type[ReferenceSession] = ReferenceSession
 
     @property
     def version(self) -> str:
@@ -86,6 +93,10 @@ class ReferenceEngine:
         """A decode on fresh caches, with random numbers from the case's seed."""
         return self._session(case, case.prompt, None, None, self.randomness_class(case.seed))
 
+    def start_lean(self, case: Case) -> ReferenceSession:
+        """As `start`; the boundaries show rounds, distributions and offsets, and no rows."""
+        return replace(self, session_class=LeanReferenceSession).start(case)
+
     def start_uniform(self, case: Case, uniform: Callable[[], float]) -> ReferenceSession:
         """As `start`, with the uniforms that are given."""
         randomness = self.randomness_class(case.seed)
@@ -119,7 +130,7 @@ class ReferenceEngine:
 
         cache = self.target_class(case.target).new_cache() if target_cache is None else target_cache
         drafter = self._drafter(case, randomness, draft_cache)
-        return ReferenceSession(make_decoder, drafter, cache, history, case.max_tokens, shows_contexts=True)
+        return self.session_class(make_decoder, drafter, cache, history, case.max_tokens, shows_contexts=True)
 
     def _decoder(
         self, case: Case, randomness: Randomness, decoder_class: type[Decoder], processors: Processors

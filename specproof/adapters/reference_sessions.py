@@ -199,6 +199,15 @@ class ReferenceSession(DecoderSession):
         return None if done is None else done.log_probabilities
 
 
+class LeanReferenceSession(ReferenceSession):
+    """A turn whose boundaries keep no rows: those of a long one take much memory."""
+
+    def observe(self) -> Observation:
+        """The offsets alone."""
+        draft_cache = self.drafter.cache
+        return Observation(self.target_cache.offsets, draft_cache.offsets if draft_cache else None)
+
+
 class ReferenceExactSession(DecoderExactSession):
     """A decode of the oracle whose choices the harness makes."""
 
