@@ -120,23 +120,54 @@ class WholeModel:
         self.model = load_family(folder, name)
         self.family = name
         self.vocab_size: int = self.model.args.vocab_size
+        self._stepped: _Stepped | None = None
 
     def forward_without_cache(self, tokens: Sequence[int]) -> WholePass:
         """Logits [T, V], and for each leaf what a fresh cache holds after every prefix: rows, or states as rows."""
-        cache = fresh_layers(self.model, self.family)
-        logits: list[mx.array] = []
-        newest: list[list[tuple[Floats, Floats]]] = [[] for _ in leaves(cache)]
-        for token in tokens:
-            logits.append(self.model(mx.array([[token]]), cache=cache)[0])
-            for place, rows in enumerate(shown(cache)[1]):
-                newest[place].append((rows.keys[:, -1:], rows.values[:, -1:]))
+        stepped = self._stepped
+        if stepped is None or tuple(tokens[: len(stepped.tokens)]) != tuple(stepped.tokens):
+            stepped = self._stepped = _Stepped.begun(fresh_layers(self.model, self.family))
+        for token in tokens[len(stepped.tokens) :]:
+            stepped.step(self.model, token)
+        logits = mx.concatenate(stepped.logits)
         if FAMILIES[self.family].max_kv_size is None:  # else the model itself would attend to all rows
-            logits = [self.model(mx.array([list(tokens)]))[0]]
-        joined = tuple(
-            (np.concatenate([keys for keys, _ in rows], axis=1), np.concatenate([values for _, values in rows], axis=1))
-            for rows in newest
-        )
-        return WholePass(_host(mx.concatenate(logits)), joined)
+            logits = self.model(mx.array([list(tokens)]))[0]
+        return WholePass(_host(logits), tuple(_joined(rows) for rows in stepped.newest))
+
+
+@dataclass(frozen=True)
+class _Stepped:
+    """A sequence that went through a fresh cache, one token at a time. The next one is often this one and more.
+
+    Attributes:
+        tokens: the sequence.
+        cache: what holds it.
+        logits: of each token, [1, V].
+        newest: for each leaf of the cache, its last row or state behind each token.
+    """
+
+    tokens: list[int]
+    cache: list[Any]
+    logits: list[mx.array]
+    newest: list[list[CacheRows]]
+
+    @classmethod
+    def begun(cls, cache: list[Any]) -> _Stepped:
+        """An empty one."""
+        return cls([], cache, [], [[] for _ in leaves(cache)])
+
+    def step(self, model: Any, token: int) -> None:
+        """Take one token in."""
+        self.logits.append(model(mx.array([[token]]), cache=self.cache)[0])
+        for rows, held in zip(self.newest, shown(self.cache)[1], strict=True):
+            rows.append(CacheRows(held.keys[:, -1:], held.values[:, -1:]))
+        self.tokens.append(token)
+
+
+def _joined(rows: Sequence[CacheRows]) -> tuple[Floats, Floats]:
+    """Rows one behind the other: [n_kv_heads, T, head_dim] twice."""
+    keys = np.concatenate([row.keys for row in rows], axis=1)
+    return keys, np.concatenate([row.values for row in rows], axis=1)
 
 
 # ------------------------------------------------------------------------------------------------------ the engine

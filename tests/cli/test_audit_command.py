@@ -189,7 +189,7 @@ def test_the_engines_of_the_package_are_listed_in_the_help() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["oracle"], "no engine is named 'oracle'; give one of reference, mlx_impl, mlx_lm, or module:attribute"),
+        (["oracle"], "no engine is named 'oracle'; give one of reference, mlx_impl, mlx_lm, mlx_impl-llama, "),
         (["no_such_module:ENGINE"], "cannot import 'no_such_module'"),
         (["cli_engines:NOTHING"], "has no attribute 'NOTHING'"),
         (["cli_engines:NOT_AN_ENGINE"], "is a int; it needs name, version, capabilities"),

@@ -50,7 +50,7 @@ BY_LAW_PART: Mapping[str, Engine] = {
     "refusals": CATALOGUE["D70"].make(),
     "repetitions": CATALOGUE["D92"].make(),
     "end_points": CATALOGUE["D79"].make(),
-    "exact_law": CATALOGUE["D75"].make(),
+    "exact_law": CATALOGUE["D73"].make(),
     "joint_law": CATALOGUE["D90"].make(),
     "rates": CATALOGUE["D34"].make(),
     "output_law": PlainSampler(too_much_of_q),

@@ -6,6 +6,7 @@ mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install '
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed; pip install 'specproof[mlx-lm]'")
 
 from functools import cache  # noqa: E402
+from itertools import islice  # noqa: E402
 
 import numpy as np  # noqa: E402
 from mlx_lm.models import cache as mlx_lm_cache  # noqa: E402
@@ -52,11 +53,11 @@ def drafter_of(draft, name=None):
 # ------------------------------------------------------------------------------------------------------- the audit
 
 
-def some_cases(engine, regime, count=2):
-    """A few cases of a regime, the same every time."""
+def some_cases(engine, regime, count=1):
+    """A few cases of a regime, the same every time, from near the beginning: each takes a while to be made."""
     pair = toy().built_as(engine.capabilities.architecture)
-    cases = list(REGIMES[regime].cases(pair, engine.capabilities, 0, quick=True))
-    return [cases[i] for i in np.random.default_rng(len(regime)).permutation(len(cases))[:count]]
+    cases = REGIMES[regime].cases(pair, engine.capabilities, 0, quick=True)
+    return list(islice(cases, 5, None, 4))[:count] if regime == "mixed" else [next(islice(cases, 5, None))]
 
 
 def violations(engine, cases):
@@ -69,7 +70,7 @@ def violations(engine, cases):
     return found
 
 
-@pytest.mark.parametrize("regime", ["mixed", "stop", "close", "abort", "plain"])
+@pytest.mark.parametrize("regime", ["mixed", "stop", "close", "abort"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_all_invariants_hold_on_every_family_of_caches(name, regime):
     engine = engine_of(name)
@@ -81,7 +82,7 @@ def test_rejected_tokens_left_in_windows_and_states_are_seen(name, monkeypatch):
     """The control: only what can be trimmed is rolled back, which is what `trim` alone can do."""
     monkeypatch.setattr(ModelCache, "_put_back", lambda self, mark, rows, count: None)
     engine = engine_of(name)
-    assert violations(engine, some_cases(engine, "mixed"))
+    assert violations(engine, some_cases(engine, "mixed", 2))
 
 
 def test_every_family_is_an_engine_by_name():
