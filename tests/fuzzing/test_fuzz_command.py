@@ -107,6 +107,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(tmp_path: Pa
         ({"level": 0.5}, "level is 0.5; expected a number between 0 and 1 for a bet, else null"),
         ({"case": []}, "case is []; expected an object"),
     ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_a_malformed_file_is_refused(found: Any, tmp_path: Path, change: dict[str, Any], message: str) -> None:
     (file, *_) = sorted(found[1].glob("*.json"))

@@ -135,6 +135,7 @@ def test_what_is_excused_of_mlx_lm_is_known_to_the_row(regime, max_tokens, close
         (SharesItsCache, "breaks draft_cache_offset: .* too many"),
         (SpendsOneBudget, r"breaks exit_state: .* \(next turn on the caches"),
     ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
 def test_a_wrong_decoder_is_found_within_four_times_the_lives_of_the_profile(wrong, finding):
     part = "decoder_class" if issubclass(wrong, Decoder) else "drafter_class"
