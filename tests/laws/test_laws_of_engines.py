@@ -38,11 +38,14 @@ def test_the_exact_law_is_the_targets(engine: Engine):
 def test_the_engines_own_random_numbers_give_the_targets_distribution(engine: Engine):
     """The same effort finds every lossy control (`test_the_effort_of_a_quick_audit_finds_every_lossy_decoder`).
 
-    `rejection` in every setting; of an engine without it, which emits nothing but plain draws of the target, one.
+    `rejection` in every setting; of an engine without it, which emits nothing but plain draws of the target, one. In
+    float32, where a round takes many times as long, with contrary drafters only, by which more is seen.
     """
     skip_unless_observable("output_distribution", engine)
     cases = list(output_distribution.cases(engine.capabilities, tiny(), SEED, quick=True))
     chosen = [case for case in cases if case.rule == "rejection"] or cases[:1]
+    if engine.capabilities.precision == "float32":
+        chosen = [case for case in chosen if case.id.endswith("-contrary")]
     assert_holds(output_distribution.judge(engine, chosen, SEED, QUICK))
 
 
