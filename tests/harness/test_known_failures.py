@@ -127,3 +127,19 @@ def test_a_line_is_not_judged_by_a_part_of_its_points(pytester: pytest.Pytester)
                                   "assert False, 'too many'"])  # fmt: skip
 def test_only_the_violation_that_a_line_names_is_an_expected_failure(pytester: pytest.Pytester, body: str) -> None:
     assert failed(run_suite(pytester, body)) == ["test_points[point0]", "test_points[point1]"]
+
+
+def test_an_invariant_without_any_point_is_no_error(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nmarkers = invariant(name): ...\n")
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.invariant("block_table")
+        @pytest.mark.parametrize("point", [])
+        def test_points(point):
+            raise AssertionError
+        """
+    )
+    ledger = Ledger([KnownFailure("mlx_lm", "exit_state", ("close/*",), "too many", "known")])
+    assert pytester.inline_run("-p", "no:cacheprovider", plugins=[ledger]).ret == pytest.ExitCode.OK
