@@ -82,13 +82,13 @@ def measure_command(
             require_picture(picture)
         sampling = SamplingParams(temperature=temperature)
         rules = list(dict.fromkeys(rule or ["greedy" if temperature == 0 else "rejection"]))
-        subjects = _subjects(engine, defect, rules)
+        subjects = subjects_of(engine, defect, rules)
         pair = pair_of(target, draft, default_pair())
-        plan = Plan(pair, sampling, k, tokens, _prompts(prompts, pair), tuple(dict.fromkeys(seed or (0, 1))))
+        plan = Plan(pair, sampling, k, tokens, prompts_of(prompts, pair), tuple(dict.fromkeys(seed or (0, 1))))
         with _progress(err, len(plan.turns) * len(subjects)) as on_turn:
             turns = measure(subjects, plan, on_turn)
         columns = [Column(subject, turns[subject.label], figures(turns[subject.label], k)) for subject in subjects]
-        measurement = _compared(plan, columns)
+        measurement = compared(plan, columns)
         if json_file:
             text = json.dumps(to_json(measurement), indent=2, allow_nan=False)
             json_file.write_text(text + "\n", encoding="utf-8")
@@ -108,7 +108,7 @@ def default_pair() -> Pair:
     return trained() if trained().target.is_dir() else toy()
 
 
-def _prompts(file: Path | None, pair: Pair) -> tuple[Tokens, ...]:
+def prompts_of(file: Path | None, pair: Pair) -> tuple[Tokens, ...]:
     """Those of the file; without one, text that the trained pair has not seen, and random tokens for any other."""
     vocab_size = oracle_of(pair.target_spec()).vocab_size
     if file is not None:
@@ -118,7 +118,7 @@ def _prompts(file: Path | None, pair: Pair) -> tuple[Tokens, ...]:
     return random_prompts(vocab_size)
 
 
-def _subjects(engine: str | None, defect: str | None, rules: Sequence[str]) -> list[Subject]:
+def subjects_of(engine: str | None, defect: str | None, rules: Sequence[str]) -> list[Subject]:
     """Every rule on the engine; with a defect, on the wrong engine and then on the right one."""
     if defect is None:
         right = load_engine(engine or default_engine())
@@ -172,7 +172,7 @@ def _check_subject(subject: Subject) -> None:
         raise InvalidSetting(f"{subject.engine.name} does not show what a draft model proposed; it cannot be measured")
 
 
-def _compared(plan: Plan, columns: Sequence[Column]) -> Measurement:
+def compared(plan: Plan, columns: Sequence[Column]) -> Measurement:
     """The columns, and what follows from having several."""
     rules = compared_rules(columns)
     return Measurement(plan, columns, _proposals(columns), list(_theory(plan, rules)), _order(plan, rules))

@@ -87,7 +87,7 @@ def measure(
     """The turns of every subject, by its label, in the order of `plan.turns`.
 
     Where decoding without a drafter must give the same text (at temperature 0, and under `coupled`), it is decoded,
-    too, once for each turn, by the last subject that has the rule.
+    too, once for each turn and law, by the last subject that has the rule (at temperature 0, whatever the rule).
 
     Args:
         subjects: with labels that differ.
@@ -106,9 +106,10 @@ def measure(
             on_turn(f"{subject.label} {case.id}")
             turn = _turn(subject.engine, case, prompt)
             if plan.sampling.temperature == 0 or subject.rule == "coupled":
-                if subject.rule not in plain:
-                    plain[subject.rule] = _decode(subject.engine, replace(case, num_draft_tokens=0))[0]
-                turn = replace(turn, as_plain=turn.emitted == plain[subject.rule])
+                key = subject.rule if plan.sampling.temperature > 0 else "any"
+                if key not in plain:
+                    plain[key] = _decode(subject.engine, replace(case, num_draft_tokens=0))[0]
+                turn = replace(turn, as_plain=turn.emitted == plain[key])
             measured[subject.label].append(turn)
     return measured
 
