@@ -133,17 +133,18 @@ def _decode(engine: Engine, case: Case) -> tuple[Tokens, float, Sequence[Boundar
 
     An engine that never ends is left after `OVERRUN` tokens too many.
     """
+    emitted: list[int] = []
     try:
         session = engine.start_lean(case) if isinstance(engine, LeanEngine) else engine.start(case)
         tokens = iter(session)
-        emitted = [int(token) for token in islice(tokens, 1)]
+        emitted += [int(token) for token in islice(tokens, 1)]
         began = time.perf_counter()
         emitted += [int(token) for token in islice(tokens, case.max_tokens - 1 + OVERRUN)]
         return tuple(emitted), time.perf_counter() - began, session.boundaries
-    except InvalidInput:
-        raise
     except ENGINE_ERRORS as error:
-        raise EngineRaised(f"{engine.name} raised {error_text(error)}; it cannot be measured on this pair") from error
+        if isinstance(error, InvalidInput) and not emitted:
+            raise  # the case is refused; later it would be the decoder that is wrong
+        raise EngineRaised(f"{engine.name} raised {error_text(error)}; it cannot be measured here") from error
 
 
 def _lags(case: Case, boundaries: Sequence[Boundary], convention: int) -> Iterator[int]:

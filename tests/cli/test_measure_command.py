@@ -139,6 +139,7 @@ def test_prompts_are_token_ids_or_text(tmp_path: Path) -> None:
         (["--temperature", "-1"], "temperature is -1.0; give a finite number >= 0"),
         (["--engine", "cli_engines:MUTE", "--rule", "greedy"], "mute does not show what a draft model proposed"),
         (["--engine", "cli_engines:RAISING"], "raising raised ZeroDivisionError: the block has no length"),
+        (["--defect", "D17", "--seed", "0"], "D17 raised CacheLengthError: the layers hold"),
         (["--prompts", "no/such/file"], "cannot read prompts from no/such/file"),
         (["--prompts", "EMPTY"], "there is no prompt in"),
         (["--prompts", "BEYOND"], "prompt '3 32' has token 32; the vocabulary is 0..31"),
