@@ -54,3 +54,9 @@ def toy() -> Pair:
 def tiny() -> Pair:
     """Vocabulary 3, two layers and one: small enough to enumerate every outcome."""
     return Pair(toy_folder() / "tiny-target", toy_folder() / "tiny-draft")
+
+
+def trained() -> Pair:
+    """Vocabulary 2,048, twelve layers trained on Python and one distilled from them: for rates and speed."""
+    folder = toy_folder().parent / "pair"
+    return Pair(folder / "target", folder / "draft")

@@ -21,6 +21,7 @@ from reference.errors import InvalidInput, InvalidSetting
 from reference.values import SamplingParams
 from specproof.defects import CATALOGUE, LEFT_OUT
 from specproof.engine import Engine, Floats
+from specproof.held_out import held_out_prompts
 from specproof.measuring.figures import Proposals, compare_proposals, figures
 from specproof.measuring.ordering import Comparison, Step, compare_blocks, compare_positions, measured_order
 from specproof.measuring.picture import draw, require_picture
@@ -28,10 +29,12 @@ from specproof.measuring.prompts import random_prompts, read_prompts
 from specproof.measuring.report import Column, Measurement, compared_rules, to_json, to_text
 from specproof.measuring.turns import EngineRaised, Plan, Subject, Tokens, distributions, measure
 from specproof.oracle import oracle_of
-from specproof.pairs import Pair, toy, toy_folder
+from specproof.pairs import Pair, toy, trained
 from specproof.registry import ENGINES, load_engine
 from specproof.terminal import EXIT_INTERRUPTED, EXIT_WRONG_CALL, check_outputs, console, pair_of
 
+HELD_OUT_PROMPTS, HELD_OUT_TOKENS = 4, 64
+"""How many prompts the trained pair is measured with, and their length."""
 PLACES = 64
 """Tokens of each text at which the closed forms of several rules are compared."""
 
@@ -79,13 +82,13 @@ def measure_command(
             require_picture(picture)
         sampling = SamplingParams(temperature=temperature)
         rules = list(dict.fromkeys(rule or ["greedy" if temperature == 0 else "rejection"]))
-        subjects = _subjects(engine, defect, rules)
+        subjects = subjects_of(engine, defect, rules)
         pair = pair_of(target, draft, default_pair())
-        plan = Plan(pair, sampling, k, tokens, _prompts(prompts, pair), tuple(dict.fromkeys(seed or (0, 1))))
+        plan = Plan(pair, sampling, k, tokens, prompts_of(prompts, pair), tuple(dict.fromkeys(seed or (0, 1))))
         with _progress(err, len(plan.turns) * len(subjects)) as on_turn:
             turns = measure(subjects, plan, on_turn)
         columns = [Column(subject, turns[subject.label], figures(turns[subject.label], k)) for subject in subjects]
-        measurement = _compared(plan, columns)
+        measurement = compared(plan, columns)
         if json_file:
             text = json.dumps(to_json(measurement), indent=2, allow_nan=False)
             json_file.write_text(text + "\n", encoding="utf-8")
@@ -102,16 +105,20 @@ def measure_command(
 
 def default_pair() -> Pair:
     """The trained pair where the package has it, else the toy pair."""
-    folder = toy_folder().parent / "pair"
-    return Pair(folder / "target", folder / "draft") if (folder / "target").is_dir() else toy()
+    return trained() if trained().target.is_dir() else toy()
 
 
-def _prompts(file: Path | None, pair: Pair) -> tuple[Tokens, ...]:
+def prompts_of(file: Path | None, pair: Pair) -> tuple[Tokens, ...]:
+    """Those of the file; without one, text that the trained pair has not seen, and random tokens for any other."""
     vocab_size = oracle_of(pair.target_spec()).vocab_size
-    return random_prompts(vocab_size) if file is None else read_prompts(file, pair.target, vocab_size)
+    if file is not None:
+        return read_prompts(file, pair.target, vocab_size)
+    if pair == trained():
+        return tuple(map(tuple, held_out_prompts(HELD_OUT_PROMPTS, HELD_OUT_TOKENS, seed=0)))
+    return random_prompts(vocab_size)
 
 
-def _subjects(engine: str | None, defect: str | None, rules: Sequence[str]) -> list[Subject]:
+def subjects_of(engine: str | None, defect: str | None, rules: Sequence[str]) -> list[Subject]:
     """Every rule on the engine; with a defect, on the wrong engine and then on the right one."""
     if defect is None:
         right = load_engine(engine or default_engine())
@@ -165,7 +172,7 @@ def _check_subject(subject: Subject) -> None:
         raise InvalidSetting(f"{subject.engine.name} does not show what a draft model proposed; it cannot be measured")
 
 
-def _compared(plan: Plan, columns: Sequence[Column]) -> Measurement:
+def compared(plan: Plan, columns: Sequence[Column]) -> Measurement:
     """The columns, and what follows from having several."""
     rules = compared_rules(columns)
     return Measurement(plan, columns, _proposals(columns), list(_theory(plan, rules)), _order(plan, rules))

@@ -87,7 +87,7 @@ def measure(
     """The turns of every subject, by its label, in the order of `plan.turns`.
 
     Where decoding without a drafter must give the same text (at temperature 0, and under `coupled`), it is decoded,
-    too, once for each turn, by the last subject that has the rule.
+    too, once for each turn and law, by the last subject that has the rule (at temperature 0, whatever the rule).
 
     Args:
         subjects: with labels that differ.
@@ -106,9 +106,10 @@ def measure(
             on_turn(f"{subject.label} {case.id}")
             turn = _turn(subject.engine, case, prompt)
             if plan.sampling.temperature == 0 or subject.rule == "coupled":
-                if subject.rule not in plain:
-                    plain[subject.rule] = _decode(subject.engine, replace(case, num_draft_tokens=0))[0]
-                turn = replace(turn, as_plain=turn.emitted == plain[subject.rule])
+                key = subject.rule if plan.sampling.temperature > 0 else "any"
+                if key not in plain:
+                    plain[key] = _decode(subject.engine, replace(case, num_draft_tokens=0))[0]
+                turn = replace(turn, as_plain=turn.emitted == plain[key])
             measured[subject.label].append(turn)
     return measured
 
@@ -132,17 +133,18 @@ def _decode(engine: Engine, case: Case) -> tuple[Tokens, float, Sequence[Boundar
 
     An engine that never ends is left after `OVERRUN` tokens too many.
     """
+    emitted: list[int] = []
     try:
         session = engine.start_lean(case) if isinstance(engine, LeanEngine) else engine.start(case)
         tokens = iter(session)
-        emitted = [int(token) for token in islice(tokens, 1)]
+        emitted += [int(token) for token in islice(tokens, 1)]
         began = time.perf_counter()
         emitted += [int(token) for token in islice(tokens, case.max_tokens - 1 + OVERRUN)]
         return tuple(emitted), time.perf_counter() - began, session.boundaries
-    except InvalidInput:
-        raise
     except ENGINE_ERRORS as error:
-        raise EngineRaised(f"{engine.name} raised {error_text(error)}; it cannot be measured on this pair") from error
+        if isinstance(error, InvalidInput) and not emitted:
+            raise  # the case is refused; later it would be the decoder that is wrong
+        raise EngineRaised(f"{engine.name} raised {error_text(error)}; it cannot be measured here") from error
 
 
 def _lags(case: Case, boundaries: Sequence[Boundary], convention: int) -> Iterator[int]:

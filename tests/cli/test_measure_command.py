@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from specproof.cli import app
 from specproof.measuring import command
-from specproof.pairs import toy
+from specproof.pairs import Pair, toy
 
 CLI = CliRunner(env={"COLUMNS": "120"})
 QUICK = ["measure", "--target", str(toy().target), "--draft", str(toy().draft), "--engine", "reference", "--tokens"]
@@ -94,20 +94,24 @@ def test_rules_are_compared_with_their_theoretical_order(tmp_path: Path) -> None
 
 
 def test_the_same_call_gives_the_same_figures_but_for_speed(tmp_path: Path) -> None:
-    tables = [run("12", "--seed", "5") for _ in range(2)]
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("3 1 4\n", encoding="utf-8")
+    tables = [run("12", "--seed", "5", "--prompts", str(prompts)) for _ in range(2)]
     kept = [[line for line in table.splitlines() if "per second" not in line] for table in tables]
     assert kept[0] == kept[1]
-    assert kept[0] != [line for line in run("12", "--seed", "6").splitlines() if "per second" not in line]
+    assert kept[0] != [
+        line for line in run("12", "--seed", "6", "--prompts", str(prompts)).splitlines() if "per second" not in line
+    ]
 
 
-@pytest.mark.parametrize("kind", ["png", "svg"])
-def test_a_picture_is_drawn(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "begin"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_a_picture_is_drawn(kind: str, begin: bytes, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'specproof[report]'")
     file = tmp_path / f"figures.{kind}"
-    run("6", "--defect", "D01", "--seed", "0", "--picture", str(file))
-    begin = {"png": b"\x89PNG", "svg": b"<?xml"}[kind]
+    run("8", "--defect", "D01", "--seed", "0", "--picture", str(file))
     assert file.read_bytes().startswith(begin)
-    assert len(file.read_bytes()) > 5000
+    text = file.read_text(encoding="utf-8") if kind == "svg" else ""
+    assert [name in text for name in ("D01", "reference", "sum_x min(p, q)")] == [kind == "svg"] * 3
 
 
 def test_prompts_are_token_ids_or_text(tmp_path: Path) -> None:
@@ -135,6 +139,7 @@ def test_prompts_are_token_ids_or_text(tmp_path: Path) -> None:
         (["--temperature", "-1"], "temperature is -1.0; give a finite number >= 0"),
         (["--engine", "cli_engines:MUTE", "--rule", "greedy"], "mute does not show what a draft model proposed"),
         (["--engine", "cli_engines:RAISING"], "raising raised ZeroDivisionError: the block has no length"),
+        (["--defect", "D17", "--seed", "0"], "D17 raised CacheLengthError: the layers hold"),
         (["--prompts", "no/such/file"], "cannot read prompts from no/such/file"),
         (["--prompts", "EMPTY"], "there is no prompt in"),
         (["--prompts", "BEYOND"], "prompt '3 32' has token 32; the vocabulary is 0..31"),
@@ -164,10 +169,11 @@ def test_only_one_of_the_two_models_is_a_wrong_call() -> None:
 def test_the_trained_pair_is_the_default_where_the_package_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "toy_folder", lambda: tmp_path / "toy")
+    kept = Pair(tmp_path / "target", tmp_path / "draft")
+    monkeypatch.setattr(command, "trained", lambda: kept)
     assert command.default_pair() == toy()
-    (tmp_path / "pair" / "target").mkdir(parents=True)
-    assert command.default_pair().draft == tmp_path / "pair" / "draft"
+    kept.target.mkdir()
+    assert command.default_pair() == kept
 
 
 def test_an_engine_chosen_by_default_is_the_fast_one_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

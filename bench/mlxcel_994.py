@@ -1,0 +1,174 @@
+"""The experiment of lablup/mlxcel#994 on the trained pair: trim min(rejected + 1, k) against the right trim.
+
+    python bench/mlxcel_994.py [--engine E] [--target DIR --draft DIR] [--prompts N] [--tokens N] [--out FILE]
+
+Writes a page in Markdown: what that issue claims, each with the numbers measured here, and the acceptance rules side by
+side. k = 4; `greedy`, `sampler_match` and `rejection` at temperature 0, the latter two at 0.7 (`greedy` does not keep
+p there, and is refused). Every prompt is decoded with two seeds at 0.7.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from reference.values import SamplingParams
+from specproof.measuring.command import compared, default_engine, default_pair, prompts_of, subjects_of
+from specproof.measuring.figures import figures, recoveries
+from specproof.measuring.report import Column, Measurement, to_text
+from specproof.measuring.turns import Plan, measure
+from specproof.pairs import Pair
+
+K = 4
+RULES = {0.0: ["greedy", "sampler_match", "rejection"], 0.7: ["sampler_match", "rejection"]}
+ALL_RULES = ["sampler_match", "coupled", "rejection", "block"]
+CLAIMS = (
+    "1. The drafter falls behind round by round, never recovers, and acceptance by position drops (there to 0.12-0.46; "
+    "such a pair gives 0.6-0.8)",
+    "2. At temperature 0 the text stays that of greedy decoding without a drafter, while the proposals change",
+    "3. Two 200-token runs with different seeds give closed forms far apart before (there 0.221 and 0.396), and close "
+    "together after",
+)
+AFTER_FULL = {"reference": "The oracle's D01 trims a row after a full acceptance, too."}
+"""What an engine's mutation does otherwise than the issue's engine."""
+ENOUGH = 20
+"""Positions that were reached less often, before or after, say nothing."""
+
+
+def measured(plan: Plan, engine: str, rules: Sequence[str], defect: str | None) -> Measurement:
+    """All rules on the engine, with a defect beside the right one."""
+    subjects = subjects_of(engine, defect, rules)
+    turns = measure(subjects, plan, lambda doing: print(doing, flush=True))
+    return compared(plan, [Column(s, turns[s.label], figures(turns[s.label], K)) for s in subjects])
+
+
+def before_and_after(measurement: Measurement) -> list[tuple[Column, Column]]:
+    """The defect and the right engine, rule by rule."""
+    columns = list(measurement.columns)
+    return list(zip(columns[::2], columns[1::2], strict=True))
+
+
+def first_claim(measurements: Sequence[Measurement]) -> list[str]:
+    """The drafter falls behind and never recovers; acceptance drops at every position."""
+    lines, holds = [], []
+    for measurement in measurements:
+        for before, after in before_and_after(measurement):
+            rates = [
+                (place, old.rate, new.rate)
+                for place, (old, new) in enumerate(zip(before.figures.positions, after.figures.positions, strict=True))
+                if old.rate is not None and new.rate is not None and min(old.reached, new.reached) >= ENOUGH
+            ]
+            told = ", ".join(f"{place}: {old:.2f} / {new:.2f}" for place, old, new in rates)
+            lines.append(
+                f"- temperature {measurement.plan.sampling.temperature:g}, `{before.subject.rule}`: up to "
+                f"{max(before.figures.lag):.0f} rows behind (right trim: {max(after.figures.lag):.0f}), "
+                f"{recoveries(before.turns)} rounds caught up; acceptance by position, before / after: {told}; "
+                f"tokens per second {before.figures.tokens_per_second:.1f} / {after.figures.tokens_per_second:.1f}"
+            )
+            holds.append(recoveries(before.turns) == 0 and all(old < new for _, old, new in rates))
+    return [verdict(holds, "settings"), *lines]
+
+
+def second_claim(measurement: Measurement) -> list[str]:
+    """At temperature 0 the text stays that of decoding without a drafter, and the proposals change."""
+    lines, holds = [], []
+    for before, after in before_and_after(measurement):
+        changed = measurement.proposals[before.subject.rule]
+        (old, _), (new, turns) = before.figures.as_plain, after.figures.as_plain
+        lines.append(
+            f"- `{before.subject.rule}`: the text is that of plain greedy decoding in {old} of {turns} turns before "
+            f"and {new} of {turns} after; of {changed.compared} rounds at the same place of the same text, "
+            f"{changed.different} proposed other tokens"
+        )
+        holds.append(old == new == turns and changed.different > 0)
+    return [verdict(holds, "rules"), *lines]
+
+
+def third_claim(measurement: Measurement) -> list[str]:
+    """Two runs with different seeds give closed forms far apart before, close together after."""
+    lines, holds = [], []
+    for before, after in before_and_after(measurement):
+        apart = [distances(column) for column in (before, after)]
+        spread = [statistics.stdev(column.closed_forms) for column in (before, after)]
+        told = ["; ".join(f"{a:.3f} and {b:.3f}" for a, b in pairs_of(column)) for column in (before, after)]
+        lines += [
+            f"- `{before.subject.rule}`: two seeds after the same prompt are {statistics.mean(apart[0]):.3f} apart "
+            f"before (at most {max(apart[0]):.3f}), {statistics.mean(apart[1]):.3f} after (at most "
+            f"{max(apart[1]):.3f}); standard deviation over all turns {spread[0]:.3f} and {spread[1]:.3f}",
+            f"  - before: {told[0]}",
+            f"  - after: {told[1]}",
+        ]
+        holds.append(statistics.mean(apart[0]) > 2 * statistics.mean(apart[1]))
+    return [verdict(holds, "rules, by the mean distance being more than halved"), *lines]
+
+
+def pairs_of(column: Column) -> list[tuple[float, float]]:
+    """The closed forms (sum of minima) of the two turns after each prompt."""
+    return list(zip(column.closed_forms[::2], column.closed_forms[1::2], strict=True))
+
+
+def distances(column: Column) -> list[float]:
+    """Between the two of each prompt."""
+    return [abs(a - b) for a, b in pairs_of(column)]
+
+
+def verdict(holds: Sequence[bool], of_what: str) -> str:
+    """Whether a claim is confirmed."""
+    word = "Confirmed" if all(holds) else "Not confirmed" if not any(holds) else "Confirmed in part"
+    return f"{word}: {sum(holds)} of {len(holds)} {of_what}."
+
+
+def page(greedy: Measurement, sampled: Measurement, rules: Measurement, command: str) -> str:
+    """The whole page."""
+    bodies = (first_claim([greedy, sampled]), second_claim(greedy), third_claim(sampled))
+    version = greedy.columns[-1].subject.engine.version
+    lines = [
+        "# The experiment of lablup/mlxcel#994, repeated",
+        "",
+        "[That issue](https://github.com/lablup/mlxcel/issues/994) reports a drafter whose cache is trimmed by "
+        "min(rejected + 1, k) rows after a rejection, where rejected - 1 is right. Written by",
+        "",
+        f"```\n{command}\n```",
+        "",
+        f"{greedy.columns[-1].subject.engine.name} {version}, Python {platform.python_version()}, {platform.system()} "
+        f"{platform.machine()}. Speeds are of this machine, whatever else it did; turns before and after alternate. "
+        + AFTER_FULL.get(
+            greedy.columns[-1].subject.engine.name, "As there, a round without a rejection trims nothing."
+        ),
+    ]
+    for title, body in zip(CLAIMS, bodies, strict=True):
+        lines += ["", f"## {title}", "", body[0], "", *body[1:]]
+    for title, measurement in (("All figures at temperature 0", greedy), ("All figures at temperature 0.7", sampled),
+                               ("Acceptance rules compared", rules)):  # fmt: skip
+        lines += ["", f"## {title}", "", "```text", to_text(measurement), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", default=default_engine())
+    parser.add_argument("--target", type=Path)
+    parser.add_argument("--draft", type=Path)
+    parser.add_argument("--prompts", type=int, default=4, metavar="N", help="of those that are measured by default")
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--out", type=Path, default=Path("docs/mlxcel-994.md"))
+    given = parser.parse_args()
+    pair = Pair(given.target, given.draft) if given.target and given.draft else default_pair()
+    prompts = prompts_of(None, pair)[: given.prompts]
+    greedy, sampled = (
+        measured(
+            Plan(pair, SamplingParams(temperature=t), K, given.tokens, prompts, (0, 1)), given.engine, rules, "D01"
+        )
+        for t, rules in RULES.items()
+    )
+    rules = measured(sampled.plan, given.engine, ALL_RULES, None)
+    command = f"python bench/mlxcel_994.py --engine {given.engine} --prompts {given.prompts} --tokens {given.tokens}"
+    given.out.write_text(page(greedy, sampled, rules, command), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
