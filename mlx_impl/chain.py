@@ -60,16 +60,16 @@ class Chain:
         Raises:
             As the drafters do.
         """
-        *others, last = self.drafters
-        looked_at: list[mx.array] = []
+        first, *others = self.drafters
+        block = first.propose(history, target_hidden, budget)
+        looked_at = [block.faults]
         for drafter in others:
-            block = drafter.propose(history, target_hidden, budget)
-            looked_at.append(block.faults)
             if len(block):
-                break
-        else:
-            block = last.propose(history, target_hidden, budget)
-            looked_at.append(block.faults)
+                # For none: or its cache would remember the way back through all rounds since it was last asked.
+                drafter.propose(history, target_hidden, 0)
+            else:
+                block = drafter.propose(history, target_hidden, budget)
+                looked_at.append(block.faults)
         return replace(block, faults=mx.concatenate(looked_at))
 
     def commit(self, history: Sequence[int]) -> None:

@@ -21,6 +21,9 @@ from mlx.utils import tree_map
 
 from reference.errors import CacheLengthError, InvalidSetting
 
+KEEP_TRIMMED_ROWS = ("ConcatenateKVCache",)
+"""Caches that let themselves be trimmed, and bring the dropped rows back with the next ones."""
+
 Kind = Literal["plain", "window", "state"]
 Saved = dict[str, Any]
 """What a layer's cache held: its attributes, with array objects of their own."""
@@ -51,7 +54,7 @@ def kind_of(layer: Any) -> Kind:
         return "state"
     if getattr(layer, "max_size", None) is not None or getattr(layer, "chunk_size", None) is not None:
         return "window"
-    return "plain" if layer.is_trimmable() else "state"
+    return "plain" if layer.is_trimmable() and type(layer).__name__ not in KEEP_TRIMMED_ROWS else "state"
 
 
 def saved(layer: Any) -> Saved:
@@ -108,13 +111,15 @@ def trim(layer: Any, length: int, index: int) -> None:
 
 
 def newest_rows(held: Saved, count: int) -> tuple[mx.array, mx.array] | None:
-    """The last `count` rows of a window layer right after a forward of them in one pass; None where they are not last.
+    """The last `count` rows of a window layer right after their forward; None where they are not side by side.
 
-    A pass of several tokens leaves its rows at the end: a rotating cache unrolls itself for it.
+    A pass of several tokens leaves its rows at the end: a rotating cache unrolls itself for it. After several passes
+    the row before them may be one of the first, which a rotating cache keeps.
     """
     keys, values = held["keys"], held["values"]
     end = held["_idx"] if "_idx" in held else held["offset"] - held["start_position"]
-    if keys is None or not count <= end <= keys.shape[2]:
+    kept = held.get("keep", 0) if held["offset"] > end else 0
+    if keys is None or not count <= end - kept <= keys.shape[2] - kept:
         return None
     return keys[..., end - count : end, :], values[..., end - count : end, :]
 
@@ -136,6 +141,17 @@ def empty(layer: Any) -> None:
         raise InvalidSetting(
             f"a {type(layer).__name__} cannot be brought back to an earlier history; begin with fresh caches"
         )
+
+
+def emptied(layer: Any) -> Any:
+    """A copy of a layer's cache that holds nothing.
+
+    Raises:
+        InvalidSetting: as `empty`.
+    """
+    twin = copied(layer)
+    empty(twin)
+    return twin
 
 
 def changed(layer: Any, before: Sequence[mx.array | None]) -> bool:

@@ -25,6 +25,7 @@ from mlx_impl.layers import (
     arrays,
     changed,
     copied,
+    emptied,
     empty,
     kind_of,
     leaves,
@@ -84,13 +85,14 @@ class ModelCache(Sequence[Any]):
     ) -> None:
         self.name = name
         self.layers = _own(layers)
-        if any(getattr(layer, "keep", 0) for layer in self.layers):
+        if any(getattr(leaf, "keep", 0) for leaf in self._leaves):
             from mlx_impl.rotating import with_right_masks  # mlx-lm is there: the cache is one of its own
 
             self.layers[:] = [with_right_masks(layer) for layer in self.layers]
         self.quantisation = quantisation
         self.prefill_step = prefill_step
         self._marks: list[_Mark] = []
+        self._unquantised: list[Any] = []  # empty caches, where those in use were quantised
         self._torn = False
         self._owed = 0
         self._kinds: list[Kind] = [kind_of(leaf) for leaf in self._leaves]
@@ -114,14 +116,14 @@ class ModelCache(Sequence[Any]):
         Raises:
             CacheLengthError: the layers disagree.
         """
-        offsets = tuple(leaf.offset for leaf in self._leaves if hasattr(leaf, "offset"))
+        offsets = self._offsets()
         if len(set(offsets)) > 1:
             raise CacheLengthError(f"layers hold {offsets} rows; give a cache whose layers hold the same tokens")
-        return offsets[0] if offsets else self._count
+        return offsets[0]
 
     @property
     def behind(self) -> bool:
-        """Whether the last way back ended at fewer tokens than it should: a forward of the others is due."""
+        """Whether fewer tokens are held than the last way back was to end at: a forward of the others is due."""
         return self._owed > 0
 
     @property
@@ -132,6 +134,10 @@ class ModelCache(Sequence[Any]):
     @property
     def _leaves(self) -> list[Any]:
         return list(leaves(self.layers))
+
+    def _offsets(self) -> tuple[int, ...]:
+        """Tokens held by each leaf that can tell; at least one number."""
+        return tuple(leaf.offset for leaf in self._leaves if hasattr(leaf, "offset")) or (self._count,)
 
     # ------------------------------------------------------------------------------------------------- forward
 
@@ -176,8 +182,7 @@ class ModelCache(Sequence[Any]):
                 f"a forward of {count} tokens took the {self.name}'s cache offsets from {offsets} to {after}; it keeps "
                 "its rows where they cannot be rolled back: use a model that fills the cache it is given"
             )
-        self._torn, self._owed = False, 0
-        self._count += count
+        self._count, self._owed, self._torn = self._count + count, 0, False
         return logits.astype(mx.float32)
 
     # ------------------------------------------------------------------------------------------------ ways back
@@ -216,9 +221,9 @@ class ModelCache(Sequence[Any]):
         Raises:
             CacheLengthError: a layer does not let itself be trimmed.
         """
-        offsets = [leaf.offset for leaf in self._leaves if hasattr(leaf, "offset")]
-        if self._torn or max(offsets, default=self._count) > length:
-            self._cut(min(length, *offsets) if self.is_plain else length)
+        if self._torn or max(self._offsets()) > length:
+            self._cut(min(length, *self._offsets()) if self.is_plain else length)
+        self._owed = max(length - min(self._offsets()), 0)
 
     def _cut(self, length: int) -> None:
         """Go back to `length` tokens, or where that takes a forward to fewer: then some are owed."""
@@ -227,9 +232,11 @@ class ModelCache(Sequence[Any]):
         mark = None if index is None else self._marks[index]
         following = self._marks[index + 1 :][:1] if index is not None else []
         del self._marks[0 if index is None else index + 1 :]
+        reached = length
         if mark is not None:
             self.layers[:] = mark.layers
-        reached = length
+        elif self.quantisation is not None and self._unquantised and length < self.quantisation.start:
+            self.layers[:], reached = [copied(layer) for layer in self._unquantised], 0
         if not self.is_plain:
             start = 0 if mark is None else mark.length
             rows = None if mark is None else self._rows_behind(mark, following, length)
@@ -291,6 +298,7 @@ class ModelCache(Sequence[Any]):
     def _quantise(self) -> None:
         """Quantise rows that are due. At a boundary only: plain decoding does so between two tokens of its output."""
         if self.quantisation is not None and self.tokens_before_quantising == 0 and self.length > 0:
+            self._unquantised = self._unquantised or [emptied(layer) for layer in self.layers]
             self.layers[:] = self.quantisation.of(self.layers)
             self._mark()
 

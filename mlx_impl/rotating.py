@@ -30,7 +30,13 @@ class RotatingKVCache(mlx_lm_cache.RotatingKVCache):
 
 
 def with_right_masks(layer: Any) -> Any:
-    """The layer; a rotating one that keeps first rows as a `RotatingKVCache` of ours, which shares its arrays."""
+    """The layer; a rotating one that keeps first rows as a `RotatingKVCache` of ours, which shares its arrays.
+
+    A composite layer is the same object, with its parts treated so.
+    """
+    if isinstance(layer, mlx_lm_cache.CacheList):
+        layer.caches = type(layer.caches)(map(with_right_masks, layer.caches))
+        return layer
     if not isinstance(layer, mlx_lm_cache.RotatingKVCache) or layer.keep == 0 or isinstance(layer, RotatingKVCache):
         return layer
     twin = RotatingKVCache(max_size=layer.max_size, keep=layer.keep)

@@ -123,11 +123,16 @@ class DecoderState:
         """End with the last token delivered: a boundary like any other, from which the turn may go on.
 
         Where a recurrent layer has no other way back, tokens are forwarded again by the target's model, which is given.
-        Should that fail, the next step makes up for it.
+        Should that fail, or be interrupted, both caches are at that boundary or before it, and the next step makes up
+        for what they lack.
         """
         cut = len(self.tokens) - self.delivered
         if self.superseded or cut == 0:
             return
-        vars(self).update(history=self.history[:-cut], tokens=self.tokens[:-cut], finish=None)
-        self.target_cache.commit(target, self.history[:-1])
-        self.drafter.settle(self.history)
+        try:
+            vars(self).update(history=self.history[:-cut], tokens=self.tokens[:-cut], finish=None)
+            self.target_cache.commit(target, self.history[:-1])
+            self.drafter.settle(self.history)
+        except BaseException:
+            self.roll_back()
+            raise

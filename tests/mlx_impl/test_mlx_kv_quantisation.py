@@ -90,6 +90,20 @@ def test_a_turn_closed_on_either_side_of_the_start_goes_on_as_if_it_had_not_been
     assert (*first, *tokens(decoder, state)) == plain(9)
 
 
+@pytest.mark.parametrize("delivered", [1, 4, 5, 8])
+def test_a_turn_closed_several_rounds_behind_is_not_quantised_before_the_start(delivered):
+    decoder, state = begun(3, 9, (True,))
+    for _ in range(4):
+        decoder.step(state)
+    iterator = decoder.generate(state)
+    first = [next(iterator).token for _ in range(delivered)]
+    iterator.close()
+    due = state.target_cache.length >= 9
+    assert {type(layer) for layer in state.target_cache} == {QuantizedKVCache if due else KVCache}
+    twin = state.copy()
+    assert (*first, *tokens(decoder, state)) == (*first, *tokens(decoder, twin)) == plain(9)
+
+
 def test_the_callers_own_list_holds_the_quantised_caches():
     held = layers()
     cache_ = ModelCache("target", held, quantisation=KVQuantisation(bits=8, group_size=32))

@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import count
-from types import FrameType
-from typing import Any
 
 import pytest
+from interrupts import interrupted_at
 from test_reference_decoder import PROMPT, decoder, drafter, tokens
 from toy_models import assert_at_boundary, plain_greedy
 
 from reference import Decoder, DecoderState, Transformer
-
-
-@contextmanager
-def interrupted_at(line: int, *functions: Callable[..., Any]) -> Iterator[None]:
-    """Raise KeyboardInterrupt before the n-th line that these functions run, as a signal would."""
-    codes, seen = {function.__code__ for function in functions}, count()
-
-    def on_line(frame: FrameType, event: str, argument: object) -> Any:
-        if event == "line" and next(seen) == line:
-            raise KeyboardInterrupt
-        return on_line
-
-    before = sys.gettrace()
-    sys.settrace(lambda frame, event, argument: on_line if frame.f_code in codes else None)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
 
 
 class MarksTooLate(Decoder):
