@@ -7,6 +7,7 @@ between versions of Python, while a file is on the same side of the split everyw
 
 from __future__ import annotations
 
+import os
 import random
 import sysconfig
 from bisect import bisect
@@ -31,12 +32,12 @@ LEFT_OUT = ("site-packages", "encodings", "pydoc_data", "data", "__pycache__")
 def library_files(*, held_out: bool) -> list[tuple[str, Path]]:
     """The Python files of one side of the split: (name within the library, where it lies), sorted by name."""
     root = Path(sysconfig.get_path("stdlib"))
-    names = sorted((file.relative_to(root).as_posix(), file) for file in root.rglob("*.py"))
-    return [
-        (name, file)
-        for name, file in names
-        if is_held_out(name) == held_out and not set(name.split("/")[:-1]) & set(LEFT_OUT)
-    ]
+    found = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in LEFT_OUT]
+        places = [Path(folder, name) for name in files if name.endswith(".py")]
+        found += [(place.relative_to(root).as_posix(), place) for place in places]
+    return sorted((name, place) for name, place in found if is_held_out(name) == held_out)
 
 
 def is_held_out(name: str) -> bool:
