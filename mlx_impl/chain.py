@@ -17,9 +17,10 @@ from reference.errors import InvalidSetting
 class Chain:
     """Asks its drafters in turn until one proposes: the cheap first, such as a lookup, a draft model behind it.
 
-    A drafter that was not asked falls behind by the tokens of the round. At the boundary it is told the history as the
-    others are, and a draft model then forwards all of them in one pass, so that its cache, too, always holds exactly
-    the rows of `history[:-1]`. So a round that the lookup served costs one forward of the draft model, of a + 1 tokens.
+    A drafter that is not needed is asked for no proposals, and falls behind by the tokens of the round. At the
+    boundary it is told the history as the others are, and a draft model then forwards all of them in one pass, so
+    that its cache, too, always holds exactly the rows of `history[:-1]`. So a round that the lookup served costs
+    one forward of the draft model, of a + 1 tokens.
 
     Which drafter proposes depends on the history alone, never on tokens still to be drawn, so a rule that keeps the
     target's distribution with each of them keeps it with the chain.

@@ -1,11 +1,12 @@
 """What a decoder must know of one layer's cache: its kind, and how rows are taken back from it.
 
-Works on the caches of mlx-lm and on `mlx_impl.cache.KVCache` by what they offer, not by their class. Three kinds:
+Works on the caches of mlx-lm and on `mlx_impl.cache.KVCache` by what they offer, with one exception. Three kinds:
 
 - *plain*: key-value rows that can be dropped from the end at any time (full, quantised);
 - *window*: key-value rows of which the oldest are overwritten or dropped (rotating, chunked). What a forward drops no
   trim brings back, though `is_trimmable()` may say so (mlx-lm's `RotatingKVCache` until its window is full);
-- *state*: anything else, such as the states of recurrent and convolutional layers (mlx-lm's `ArraysCache`).
+- *state*: anything else, such as the states of recurrent and convolutional layers (mlx-lm's `ArraysCache`), and
+  caches that only say that they were trimmed (`KEEP_TRIMMED_ROWS`).
 
 The last two are put back by copies of what they held. A copy costs nothing until a layer is written in place.
 """
