@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from mlx_impl.acceptance import Decide, Decision
+from mlx_impl.acceptance import Decision
 from mlx_impl.cache import KVCache, make_cache
 from mlx_impl.decoder import Decoder, DecoderState
 from mlx_impl.drafters import DeviceBlock, Drafter, DraftModel
@@ -124,7 +124,9 @@ class SharesStorage(Decoder):
 # ----------------------------------------------------------------------------------------------- rules and kernels
 
 
-def residual_of_row_before(p: mx.array, q: mx.array, drafted: mx.array, randomness: Randomness) -> Decision:
+def residual_of_row_before(
+    p: mx.array, q: mx.array, drafted: mx.array, randomness: Randomness, position: int
+) -> Decision:
     """D74: p [k + 1, V], q [k, V], drafted [k]; the residual's row is one too low, unless all were accepted."""
     chances = [mx.take_along_axis(rows, drafted[:, None], axis=-1)[:, 0] for rows in (p[:-1], q)]  # [k] each
     coins = randomness.bernoulli(mx.minimum(chances[0] / chances[1], 1.0))
@@ -141,7 +143,7 @@ class GathersRowBefore(Decoder):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         if self.rule.name == "rejection":
-            self.rule = replace(self.rule, decide=cast(Decide, residual_of_row_before))
+            self.rule = replace(self.rule, decide=residual_of_row_before)
 
 
 class FirstRowForAll:
