@@ -63,26 +63,30 @@ def saved(layer: Any) -> Saved:
 
     `mx.array(a)` shares the data but is another object: an assignment to a slice makes its own data then.
     """
-    return {
-        name: tree_map(lambda leaf: mx.array(leaf) if isinstance(leaf, mx.array) else leaf, value)
-        for name, value in vars(layer).items()
-    }
+    return _with_own_arrays(vars(layer))
 
 
 def restore(layer: Any, held: Saved) -> None:
     """Make a layer hold again what was saved; `held` may be used again."""
-    twin = copy.copy(layer)
-    vars(twin).clear()
-    vars(twin).update(held)
+    _replace(layer, _with_own_arrays(held))
+
+
+def _with_own_arrays(attributes: Saved) -> Saved:
+    return {
+        name: tree_map(lambda leaf: mx.array(leaf) if isinstance(leaf, mx.array) else leaf, value)
+        for name, value in attributes.items()
+    }
+
+
+def _replace(layer: Any, attributes: Saved) -> None:
     vars(layer).clear()
-    vars(layer).update(saved(twin))
+    vars(layer).update(attributes)
 
 
 def copied(layer: Any) -> Any:
     """An independent copy of a layer's cache: writing to either leaves the other as it is."""
     twin = copy.copy(layer)
-    vars(twin).clear()
-    vars(twin).update(saved(layer))
+    _replace(twin, saved(layer))
     parts = getattr(layer, "caches", None)
     if parts is not None:
         twin.caches = type(parts)(copied(part) for part in parts)
@@ -135,9 +139,7 @@ def empty(layer: Any) -> None:
         blank: Saved = {"keys": None, "values": None, "offset": 0, "_idx": 0, "start_position": 0}
         vars(layer).update({name: value for name, value in blank.items() if name in vars(layer)})
     elif hasattr(layer, "cache"):
-        fresh = vars(type(layer)(len(layer.cache)))
-        vars(layer).clear()
-        vars(layer).update(fresh)
+        _replace(layer, vars(type(layer)(len(layer.cache))))
     else:
         raise InvalidSetting(
             f"a {type(layer).__name__} cannot be brought back to an earlier history; begin with fresh caches"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,16 +23,11 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList
 
 from mlx_impl.cache import make_cache
-from mlx_impl.decoder import Decoder
-from mlx_impl.drafters import Drafter
 from mlx_impl.layers import kind_of, leaves
 from mlx_impl.model_cache import ModelCache
-from mlx_impl.randomness import KeyedRandomness, Randomness
 from reference.transformer import WholePass
-from specproof.adapters.decoder_sessions import OnRound, Processors, observed
 from specproof.adapters.mlx_family_models import FAMILIES, build
-from specproof.adapters.mlx_impl import LoadModel, MlxImplEngine, MlxImplSession
-from specproof.adapters.mlx_models import ObservedModel
+from specproof.adapters.mlx_impl import MlxImplEngine, MlxImplSession
 from specproof.engine import CacheRows, Capabilities, Case, Floats, Observation
 
 PREFIX = "mlx-"
@@ -184,16 +179,6 @@ class FamilySession(MlxImplSession):
         draft_offsets, draft_rows = shown(self.drafter.cache)
         return Observation(offsets, draft_offsets, rows, draft_rows)
 
-    def _run(self, history: Sequence[int], max_tokens: int) -> Generator[int, None, None]:
-        self.target_cache = _model_cache("target", self.target_cache)
-        yield from super()._run(history, max_tokens)
-
-
-def _model_cache(name: str, layers: Sequence[Any]) -> ModelCache:
-    """The cache of a model; where only states could tell how many tokens it holds, their own count is given."""
-    held = [leaf.tokens for leaf in leaves(layers) if isinstance(leaf, CountedArraysCache)]
-    return ModelCache(name, list(layers), length=held[0] if held else None)
-
 
 @dataclass(frozen=True)
 class FamilyEngine(MlxImplEngine):
@@ -204,6 +189,7 @@ class FamilyEngine(MlxImplEngine):
     """
 
     family: str = "llama"
+    session_class: type[MlxImplSession] = FamilySession
 
     @property
     def capabilities(self) -> Capabilities:
@@ -215,30 +201,18 @@ class FamilyEngine(MlxImplEngine):
             refusals=frozenset(),
         )
 
-    def _session(
-        self, case: Case, history: Sequence[int], target_cache: Sequence[Any] | None, draft_cache: Sequence[Any] | None
-    ) -> MlxImplSession:
-        randomness = KeyedRandomness(case.seed)
-
-        def make_decoder(on_round: OnRound, processors: Processors) -> Decoder:
-            return self._decoder(case, randomness, observed(self.decoder_class, on_round), processors, self._load)
-
-        cache = self._fresh(case.target.folder) if target_cache is None else list(target_cache)
-        drafter = self._drafter(case, randomness, draft_cache, self._load)
-        return FamilySession(make_decoder, drafter, cache, history, case.max_tokens, case.sampling.has_penalties)
-
-    def _drafter(self, case: Case, randomness: Randomness, cache: Sequence[Any] | None, models: LoadModel) -> Drafter:
-        if case.draft is None:
-            return super()._drafter(case, randomness, cache, models)
-        model = ObservedModel(models(case.draft.folder), "draft", case.draft)
-        held = _model_cache("draft model", self._fresh(case.draft.folder) if cache is None else cache)
-        return self.drafter_class(model, case.sampling, randomness, min_prob=case.min_prob, cache=held)
+    def start_lean(self, case: Case) -> MlxImplSession:
+        """As `start`: what states there are cannot tell their offsets otherwise."""
+        return self.start(case)
 
     def _load(self, folder: Path) -> Any:
         return load_family(folder, self.family)
 
-    def _fresh(self, folder: Path) -> list[Any]:
-        return fresh_layers(self._load(folder), self.family)
+    def _cache(self, name: str, folder: Path, layers: Sequence[Any] | None) -> ModelCache:
+        """As on plain caches; where only states could tell how many tokens they hold, their own count is given."""
+        own = fresh_layers(self._load(folder), self.family) if layers is None else list(layers)
+        held = [leaf.tokens for leaf in leaves(own) if isinstance(leaf, CountedArraysCache)]
+        return ModelCache(name, own, length=held[0] if held else None)
 
 
 def engine_of(name: str) -> FamilyEngine:

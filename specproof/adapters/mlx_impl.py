@@ -20,9 +20,10 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_impl.acceptance import RULES, AcceptanceRule, Decide, Decision
-from mlx_impl.cache import KVCache, make_cache
+from mlx_impl.cache import KVCache, make_cache, offsets
 from mlx_impl.decoder import Decoder, DecoderState
 from mlx_impl.drafters import Drafter, DraftModel
+from mlx_impl.model_cache import ModelCache
 from mlx_impl.prompt_lookup import PromptLookup
 from mlx_impl.randomness import KeyedRandomness, Randomness
 from mlx_impl.transformer import Transformer, load
@@ -35,7 +36,7 @@ from specproof.adapters.decoder_sessions import (
     Processors,
     observed,
 )
-from specproof.adapters.mlx_models import ObservedModel, PromptCache, observation, offsets, state_key, weights_written
+from specproof.adapters.mlx_models import ObservedModel, PromptCache, observation, state_key, weights_written
 from specproof.adapters.remembered import RememberedModel
 from specproof.bad_input import PROBES
 from specproof.engine import Capabilities, Case, Choices, Floats, Observation, Session
@@ -222,7 +223,7 @@ class MlxImplEngine:
         return self._session(case, case.prompt, None, None)
 
     def start_lean(self, case: Case) -> MlxImplSession:
-        """As `start`; the boundaries show rounds and offsets only (those of a family of caches still show all)."""
+        """As `start`; the boundaries show rounds and offsets only."""
         return replace(self, session_class=LeanMlxImplSession).start(case)
 
     def resume(self, session: Session, emitted: Sequence[int], tokens: Sequence[int], case: Case) -> MlxImplSession:
@@ -252,10 +253,10 @@ class MlxImplEngine:
         randomness = KeyedRandomness(case.seed)
 
         def make_decoder(on_round: OnRound, processors: Processors) -> Decoder:
-            return self._decoder(case, randomness, observed(self.decoder_class, on_round), processors, _load)
+            return self._decoder(case, randomness, observed(self.decoder_class, on_round), processors, self._load)
 
-        cache = make_cache(_load(case.target.folder)) if target_cache is None else target_cache
-        drafter = self._drafter(case, randomness, draft_cache, _load)
+        cache = self._cache("target", case.target.folder, target_cache)
+        drafter = self._drafter(case, randomness, draft_cache, self._load)
         return self.session_class(make_decoder, drafter, cache, history, case.max_tokens, case.sampling.has_penalties)
 
     def _decoder(
@@ -281,7 +282,16 @@ class MlxImplEngine:
             return PromptLookup(_load(case.target.folder).args.vocab_size)
         model = ObservedModel(models(case.draft.folder), "draft", case.draft)
         draw = randomness.coupled_categorical if case.rule == "coupled" else None
-        return self.drafter_class(model, case.sampling, randomness, min_prob=case.min_prob, draw=draw, cache=cache)
+        held = self._cache("draft model", case.draft.folder, cache)
+        return self.drafter_class(model, case.sampling, randomness, min_prob=case.min_prob, draw=draw, cache=held)
+
+    def _load(self, folder: Path) -> Any:
+        """The model of a folder."""
+        return _load(folder)
+
+    def _cache(self, name: str, folder: Path, layers: Sequence[Any] | None) -> ModelCache:
+        """The cache of a folder's model, on the layers that it has already; None: fresh ones."""
+        return ModelCache(name, make_cache(self._load(folder)) if layers is None else layers)
 
 
 ENGINE = MlxImplEngine()

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 import numpy as np
 
+from mlx_impl.cache import offsets
 from mlx_impl.layers import leaves
 from specproof.engine import CacheRows, Fault, Floats, LogitTransform, ModelSpec, Observation
 from specproof.errors import InjectedFault
@@ -107,11 +108,6 @@ def _transformed(logits: mx.array, transform: LogitTransform, first: int) -> mx.
 def weights_written(folder: Path) -> tuple[int, ...]:
     """When each weight file of a folder was last written, in ns: tells whether a model loaded before is still its."""
     return tuple(file.stat().st_mtime_ns for file in sorted(folder.glob("*.safetensors")))
-
-
-def offsets(cache: PromptCache) -> tuple[int, ...]:
-    """How many rows every layer holds."""
-    return tuple(layer.offset for layer in cache)
 
 
 def rows(cache: PromptCache) -> tuple[CacheRows, ...]:

@@ -10,7 +10,7 @@ from itertools import islice  # noqa: E402
 
 import numpy as np  # noqa: E402
 from mlx_lm.models import cache as mlx_lm_cache  # noqa: E402
-from mlx_toys import GREEDY  # noqa: E402
+from mlx_toys import GREEDY, SAMPLED  # noqa: E402
 
 from mlx_impl import Decoder, DraftModel, KeyedRandomness  # noqa: E402
 from mlx_impl.model_cache import ModelCache  # noqa: E402
@@ -19,6 +19,7 @@ from mlx_impl.rotating import RotatingKVCache, with_right_masks  # noqa: E402
 from reference.errors import CacheLengthError, CheckpointError, InvalidSetting  # noqa: E402
 from specproof.adapters.mlx_families import engine_of, fresh_layers  # noqa: E402
 from specproof.adapters.mlx_family_models import FAMILIES, build  # noqa: E402
+from specproof.engine import Case  # noqa: E402
 from specproof.invariants import RUN_INVARIANTS  # noqa: E402
 from specproof.pairs import toy  # noqa: E402
 from specproof.regimes import REGIMES  # noqa: E402
@@ -83,6 +84,18 @@ def test_rejected_tokens_left_in_windows_and_states_are_seen(name, monkeypatch):
     monkeypatch.setattr(ModelCache, "_put_back", lambda self, mark, rows, count: None)
     engine = engine_of(name)
     assert violations(engine, some_cases(engine, "mixed", 2))
+
+
+@pytest.mark.parametrize("name", ["llama", "mamba2"])
+def test_under_coupled_a_drafter_of_the_targets_weights_is_always_accepted(name):
+    """It shares the target's noise: one that draws by itself would be refused now and then, and lose nothing else."""
+    engine = engine_of(name)
+    pair = toy().built_as(engine.capabilities.architecture)
+    case = Case(id="coupled", regime="plain", target=pair.target_spec(), draft=pair.target_spec(), prompt=(3, 1, 4),
+                rule="coupled", sampling=SAMPLED, num_draft_tokens=3, max_tokens=16)  # fmt: skip
+    rounds = [boundary.round for boundary in run_case(engine, case).boundaries[1:]]
+    assert len(rounds) == 4
+    assert all(done.num_accepted == len(done.drafted) for done in rounds)
 
 
 def test_every_family_is_an_engine_by_name():
