@@ -43,7 +43,7 @@ def read_args(folder: Path) -> ModelArgs:
         raise CheckpointError(f"{folder} is not a folder; give a Hugging Face Llama folder")
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json; give a Hugging Face Llama folder")
-    config = _read_object(folder / "config.json")
+    config = read_object(folder / "config.json")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise CheckpointError(f"config.json in {folder} describes rotary positions by {rope!r}; give a JSON object")
@@ -129,7 +129,7 @@ def read_tokens(folder: Path) -> dict[str, int] | None:
     """
     if not (folder / "tokenizer.json").is_file():
         return None
-    tokenizer = _read_object(folder / "tokenizer.json")
+    tokenizer = read_object(folder / "tokenizer.json")
     try:
         listed = (tokenizer.get("model") or {}).get("vocab")
         added = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or ()}
@@ -138,7 +138,12 @@ def read_tokens(folder: Path) -> dict[str, int] | None:
     return {**listed, **added} if isinstance(listed, dict) else None
 
 
-def _read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object that a file holds.
+
+    Raises:
+        CheckpointError: it holds something else.
+    """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from mlx_impl.checkpoint import read_object
 from mlx_impl.detokenizer import Detokenizer
 from mlx_impl.extras import needed
 from reference.errors import CheckpointError, InvalidSetting, TokenOutOfRange
@@ -170,12 +171,4 @@ def _content(token: Any) -> str | None:
 
 def _read(file: Path) -> dict[str, Any]:
     """A JSON object; an empty one where there is no such file."""
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{file} is not valid JSON ({error}); download it again") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} holds a {type(value).__name__}, not a JSON object; download it again")
-    return value
+    return read_object(file) if file.is_file() else {}

@@ -28,6 +28,20 @@ def toy(name: str) -> Transformer:
     return load(TOYS / name)
 
 
+class Counting:
+    """A model that notes how many tokens each forward took."""
+
+    def __init__(self, inner):
+        self.inner, self.lengths = inner, []
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def __call__(self, inputs, cache):
+        self.lengths.append(inputs.shape[1])
+        return self.inner(inputs, cache=cache)
+
+
 class Wrapped:
     """A model that does something to its forward; caches and sizes are the inner model's."""
 

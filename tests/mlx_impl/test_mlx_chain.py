@@ -9,7 +9,7 @@ mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install '
 from laws.law_controls import tiny_case  # noqa: E402
 from mlx_decodes import COUNT, PROMPT, assert_at_boundary, assert_cache_content, greedy, lookup, make, rounds  # noqa: E402
 from mlx_engines import ChainEngine, some_cases, violations  # noqa: E402
-from mlx_toys import GREEDY, SAMPLINGS, Failing, InjectedError, Poisoned, Scripted, Wrapped, toy  # noqa: E402
+from mlx_toys import GREEDY, SAMPLINGS, Counting, Failing, InjectedError, Poisoned, Scripted, toy  # noqa: E402
 
 from mlx_impl import Chain, DraftModel, KeyedRandomness, PromptLookup  # noqa: E402
 from mlx_impl.cache import offsets  # noqa: E402
@@ -19,18 +19,6 @@ from specproof.exact_law import TOLERANCE, measure  # noqa: E402
 from specproof.law_cases import LOOKUP_PROMPT  # noqa: E402
 
 REPEATING = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]
-
-
-class Counted(Wrapped):
-    """Notes how many tokens each forward takes."""
-
-    def __init__(self, inner):
-        super().__init__(inner)
-        self.lengths = []
-
-    def __call__(self, inputs, cache):
-        self.lengths.append(inputs.shape[1])
-        return super().__call__(inputs, cache)
 
 
 def chain(rule="greedy", k=3, draft=None, **settings):
@@ -47,7 +35,7 @@ def model_of(drafters):
 
 
 def test_the_first_drafter_that_proposes_is_the_last_that_is_asked():
-    _, drafters = chain(draft=Counted(toy("draft")))
+    _, drafters = chain(draft=Counting(toy("draft")))
     found = drafters.propose(REPEATING, None, 3)
     assert found.tokens.tolist() == [7, 8, 5]
     assert model_of(drafters).model.lengths == []
@@ -58,7 +46,7 @@ def test_the_first_drafter_that_proposes_is_the_last_that_is_asked():
 
 
 def test_without_a_budget_no_one_proposes():
-    _, drafters = chain(draft=Counted(toy("draft")))
+    _, drafters = chain(draft=Counting(toy("draft")))
     assert len(drafters.propose(REPEATING, None, 0)) == 0
     assert model_of(drafters).model.lengths == []
 
@@ -80,7 +68,7 @@ def test_a_model_that_proposes_nothing_because_of_bad_logits_is_named_though_a_l
 @pytest.mark.parametrize("rule", SAMPLINGS)
 def test_both_caches_hold_the_rows_of_the_history_at_every_boundary_whoever_proposed(rule):
     target = toy("target")
-    draft = Counted(Scripted(target, [True, False, True, True, True]))
+    draft = Counting(Scripted(target, [True, False, True, True, True]))
     decoder, drafters = chain(
         rule, draft=draft, sampling=GREEDY if rule == "greedy" else SamplingParams(temperature=0.3)
     )

@@ -7,7 +7,7 @@ mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install '
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from mlx_toys import GREEDY, SAMPLED, TOYS, Failing, Hiding, InjectedError, Poisoned, Wrapped, toy  # noqa: E402
+from mlx_toys import GREEDY, SAMPLED, TOYS, Counting, Failing, Hiding, InjectedError, Poisoned, Wrapped, toy  # noqa: E402
 
 from mlx_impl import DraftModel, KeyedRandomness, KVCache, PromptLookup  # noqa: E402
 from mlx_impl.cache import offsets  # noqa: E402
@@ -49,18 +49,6 @@ def test_draft_cache_offset_after_each_call_follows_from_history_and_cache_alone
     assert rows(draft) == 7
     draft.propose([1, 2], None, 1)  # the history was cut
     assert rows(draft) == 2
-
-
-class Counting(Wrapped):
-    """Notes how many tokens each forward took."""
-
-    def __init__(self, inner):
-        super().__init__(inner)
-        self.lengths = []
-
-    def __call__(self, inputs, cache):
-        self.lengths.append(inputs.shape[1])
-        return super().__call__(inputs, cache)
 
 
 def test_only_a_full_acceptance_costs_a_forward_more():

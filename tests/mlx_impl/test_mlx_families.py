@@ -10,7 +10,7 @@ from itertools import islice  # noqa: E402
 
 import numpy as np  # noqa: E402
 from mlx_lm.models import cache as mlx_lm_cache  # noqa: E402
-from mlx_toys import GREEDY, SAMPLED  # noqa: E402
+from mlx_toys import GREEDY, SAMPLED, Counting  # noqa: E402
 
 from mlx_impl import Decoder, DraftModel, KeyedRandomness  # noqa: E402
 from mlx_impl.model_cache import ModelCache  # noqa: E402
@@ -103,18 +103,6 @@ def test_every_family_is_an_engine_by_name():
 
 
 # -------------------------------------------------------------------------------------------------- costs of going back
-
-
-class Counting:
-    """A model that notes how many tokens each forward had."""
-
-    def __init__(self, inner):
-        self.inner, self.lengths = inner, []
-        self.args, self.layers, self.make_cache = inner.args, inner.layers, inner.make_cache
-
-    def __call__(self, inputs, cache):
-        self.lengths.append(inputs.shape[1])
-        return self.inner(inputs, cache=cache)
 
 
 def test_a_block_accepted_in_part_costs_a_recurrent_target_one_forward_more_and_a_drafter_none():
