@@ -10,10 +10,11 @@ p there, and is refused). Every prompt is decoded with two seeds at 0.7.
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+
+from timing import machine  # first: it loads the BLAS that the environment names
 
 from reference.values import SamplingParams
 from specproof.measuring.command import compared, default_engine, default_pair, prompts_of, subjects_of
@@ -133,8 +134,7 @@ def page(greedy: Measurement, sampled: Measurement, rules: Measurement, command:
         "",
         f"```\n{command}\n```",
         "",
-        f"{greedy.columns[-1].subject.engine.name} {version}, Python {platform.python_version()}, {platform.system()} "
-        f"{platform.machine()}. Speeds are of this machine, whatever else it did; turns before and after alternate. "
+        f"{greedy.columns[-1].subject.engine.name} {version} on {machine()}. Turns before and after alternate. "
         + AFTER_FULL.get(
             greedy.columns[-1].subject.engine.name, "As there, a round without a rejection trims nothing."
         ),
