@@ -22,7 +22,7 @@ from specproof.audit import Settings
 from specproof.engine import Case, Engine, ExactEngine
 from specproof.enumeration import EnumeratedRandomness
 from specproof.exact import law
-from specproof.exact_law import PLAIN, TOKENS
+from specproof.exact_law import PLAIN, REPLAYED_TOKENS, TOKENS
 from specproof.invariants import RUN_INVARIANTS
 from specproof.invariants.base import look
 from specproof.law_cases import law_case, random_prompt, vocabulary
@@ -42,8 +42,10 @@ def enumerating(engine: Engine) -> Work | None:
     """Exact enumeration of `rejection` on the tiny pair; None where the engine's choices cannot be made for it."""
     if not (isinstance(engine, ExactEngine) and exact_law.observable(engine.capabilities)):
         return None
-    rule = "rejection" if "rejection" in engine.capabilities.rules else "sampler_match"
-    case = _tiny_case(rule)
+    case = _tiny_case(engine)
+    randomness = EnumeratedRandomness()
+    if any(engine.start_exact(case, randomness).copy() is None for _ in islice(randomness.walk(), 1)):
+        case = replace(case, max_tokens=REPLAYED_TOKENS)  # every outcome is run from the prompt
 
     def work() -> int:
         randomness = EnumeratedRandomness()
@@ -54,8 +56,7 @@ def enumerating(engine: Engine) -> Work | None:
 
 def sampling(engine: Engine) -> Work | None:
     """Sequences for the distribution test, as `output_distribution` draws them."""
-    rule = "rejection" if "rejection" in engine.capabilities.rules else "sampler_match"
-    case = _tiny_case(rule)
+    case = _tiny_case(engine)
     begin = iter(range(0, 2**31, SAMPLES))
 
     def work() -> int:
@@ -65,14 +66,18 @@ def sampling(engine: Engine) -> Work | None:
     return work
 
 
-def recording(engine: Engine) -> Work:
-    """Turns of the audit, run with everything noted that the engine shows: rounds."""
+def recording(engine: Engine) -> Work | None:
+    """Turns of the audit, run with everything noted that the engine shows; None where it shows no rounds."""
+    if not engine.capabilities.rounds:
+        return None
     cases = cycle(_audit_cases(engine))
     return lambda: sum(_rounds(run_case(engine, case)) for case in islice(cases, CASES))
 
 
-def judging(engine: Engine) -> Work:
-    """Recorded rounds, judged by all invariants of single runs."""
+def judging(engine: Engine) -> Work | None:
+    """Recorded rounds, judged by all invariants of single runs; None where the engine shows no rounds."""
+    if not engine.capabilities.rounds:
+        return None
     runs = [run_case(engine, case) for case in _audit_cases(engine)]
 
     def work() -> int:
@@ -85,7 +90,8 @@ def judging(engine: Engine) -> Work:
     return work
 
 
-def _tiny_case(rule: str) -> Case:
+def _tiny_case(engine: Engine) -> Case:
+    rule = "rejection" if "rejection" in engine.capabilities.rules else "sampler_match"
     prompt = random_prompt(vocabulary(tiny()), 0)
     return law_case("bench", tiny(), rule, ENUMERATED_K, PLAIN, prompt, TOKENS)
 
@@ -143,9 +149,10 @@ def main() -> None:
         f"`python bench/harness.py --repeats {given.repeats} --seconds {given.seconds:g}`: {machine()}.", "",
         *lines, "",
         f"Exact enumeration and the distribution test: `rejection` (mlx_lm: `sampler_match`), k = {ENUMERATED_K}, "
-        f"{TOKENS} tokens, on the pair of vocabulary 3; MLX's forwards of it are remembered between cases, as in "
-        f"an audit. Traces: {CASES} cases of the quick audit on the toy pair, with all cache rows and distributions "
-        "noted; judged by all invariants of single runs, against the oracle.",
+        f"{TOKENS} tokens (in mlx_lm's enumeration, which replays every outcome, {REPLAYED_TOKENS}), on the pair of "
+        "vocabulary 3; MLX's forwards of it are remembered between cases, as in an audit. Traces: what an audit notes of "
+        f"{CASES} of its quick cases on the toy pair, all cache rows and distributions included; judged by all "
+        "invariants of single runs, against the oracle.",
     ])  # fmt: skip
     print(text)
     RESULTS.mkdir(exist_ok=True)
