@@ -150,8 +150,8 @@ def main() -> None:
         *lines, "",
         f"Exact enumeration and the distribution test: `rejection` (mlx_lm: `sampler_match`), k = {ENUMERATED_K}, "
         f"{TOKENS} tokens (in mlx_lm's enumeration, which replays every outcome, {REPLAYED_TOKENS}), on the pair of "
-        "vocabulary 3; MLX's forwards of it are remembered between cases, as in an audit. Traces: what an audit notes of "
-        f"{CASES} of its quick cases on the toy pair, all cache rows and distributions included; judged by all "
+        "vocabulary 3; MLX's forwards of it are remembered between cases, as in an audit. Traces: what an audit notes "
+        f"of {CASES} of its quick cases on the toy pair, all cache rows and distributions included; judged by all "
         "invariants of single runs, against the oracle.",
     ])  # fmt: skip
     print(text)
