@@ -81,7 +81,7 @@ def sweep(every: Mapping[str, Way], prompts: Sequence[Sequence[int]], tokens: in
             print(f"prompt {index + 1} of {len(prompts)}, temperature {temperature:g}", flush=True)
             for _ in range(SAMPLES):
                 meter.sample()
-            for name in every if index % 2 == 0 else reversed(every):
+            for name in every if index % 2 == 0 else reversed(list(every)):
                 turns[name].append(every[name](Job(prompt, temperature, tokens, index)))
     return [Sweep(temperature, turns) for temperature, turns in found.items()]
 
