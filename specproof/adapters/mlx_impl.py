@@ -313,7 +313,9 @@ def _load(folder: Path) -> Transformer:
 
 @lru_cache(maxsize=8)
 def _load_once(folder: Path, written: tuple[int, ...]) -> Transformer:
-    return load(folder)
+    model = load(folder)
+    model.set_dtype(mx.float32)  # as the capabilities say; the trained pair is stored in float16
+    return model
 
 
 def _remembered(folder: Path) -> RememberedModel:

@@ -160,6 +160,18 @@ def tokens_per_round(rate: float, num_draft_tokens: int) -> float:
     return math.fsum(rate**power for power in range(num_draft_tokens + 1))
 
 
+def predicted_speed_up(rate: float, num_draft_tokens: int, draft_cost: float, verify_cost: float) -> float:
+    """How many times faster than plain decoding, if every position accepts at this rate: Leviathan et al. 2023.
+
+    Args:
+        rate: alpha.
+        num_draft_tokens: k.
+        draft_cost: c, a step of the drafter in units of a plain step of the target.
+        verify_cost: v, the target's pass over k + 1 tokens in the same units (1 in the paper).
+    """
+    return tokens_per_round(rate, num_draft_tokens) / (num_draft_tokens * draft_cost + verify_cost)
+
+
 def mean_lag(lags: Sequence[Sequence[int]]) -> tuple[float, ...]:
     """The mean over turns at every boundary, over those that have it."""
     columns = ([lag for lag in column if lag is not None] for column in zip_longest(*lags))

@@ -14,6 +14,7 @@ from adapter_cases import GREEDY, PROMPT, WARM, case, law, take, target_law, tin
 
 from mlx_impl.decoder import Decoder
 from mlx_impl.drafters import DraftModel
+from mlx_impl.transformer import load
 from reference.errors import CheckpointError, InvalidSetting
 from reference.randomness import SeededRandomness
 from reference.values import SamplingParams
@@ -242,3 +243,17 @@ def test_a_session_of_another_engine_is_refused():
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"has no config.json; give a Hugging Face Llama folder"):
         ENGINE.start(case(target=ModelSpec(tmp_path)))
+
+
+def test_a_checkpoint_stored_in_float16_is_run_in_float32(tmp_path):
+    for file in toy().target.glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = mx.load(str(toy().target / "model.safetensors"))
+    mx.save_safetensors(
+        str(tmp_path / "model.safetensors"), {name: weight.astype(mx.float16) for name, weight in weights.items()}
+    )
+    halved = replace(lookup_case(), target=ModelSpec(tmp_path))
+    session, _ = finished(halved)
+    held = {layer.keys.dtype for layer in session.target_cache}
+    assert held == {mx.float32}
+    assert load(tmp_path).model.embed_tokens.weight.dtype == mx.float16, "or there would be nothing to see"

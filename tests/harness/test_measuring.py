@@ -17,6 +17,7 @@ from specproof.measuring.figures import (
     compare_proposals,
     figures,
     mean_lag,
+    predicted_speed_up,
     recoveries,
     tokens_per_round,
     wilson,
@@ -115,6 +116,12 @@ def test_the_formula_is_the_mean_length_of_rounds_that_accept_by_a_coin(rate: fl
     assert tokens_per_round(rate, k) == pytest.approx(sum(p * (a + 1) for a, p in enumerate(exactly)))
     if rate < 1:
         assert tokens_per_round(rate, k) == pytest.approx((1 - rate ** (k + 1)) / (1 - rate))
+
+
+def test_a_speed_up_is_predicted_from_acceptance_and_costs() -> None:
+    assert predicted_speed_up(1.0, 4, 0.0, 1.0) == pytest.approx(5)  # a perfect drafter that costs nothing
+    assert predicted_speed_up(0.0, 4, 0.1, 1.2) == pytest.approx(1 / 1.6)  # one that is never right
+    assert predicted_speed_up(0.5, 2, 0.25, 1.5) == pytest.approx((1 + 0.5 + 0.25) / 2)
 
 
 def test_rounds_cut_short_by_the_budget_are_no_part_of_tokens_per_round() -> None:

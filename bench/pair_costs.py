@@ -1,0 +1,112 @@
+"""What the steps of a round cost by themselves, and how fast memory is: what a prediction of speed starts from."""
+
+# ruff: noqa: I001
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from pair_ways import MOST, Models  # first: it loads the BLAS that the environment names
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from mlx_impl.cache import make_cache
+
+FLOATS = 2**26
+"""Of the array that is read to measure the bandwidth: 256 MiB, more than any cache holds."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Median seconds of bare forwards at one context.
+
+    Attributes:
+        draft: the drafter's, of one token.
+        passes: the target's, of 1, 2, .. MOST + 1 tokens: [0] is a plain step, [k] verifies k proposals.
+    """
+
+    draft: float
+    passes: tuple[float, ...]
+
+    @property
+    def c(self) -> float:
+        """A draft step in units of a plain step."""
+        return self.draft / self.passes[0]
+
+    def v(self, k: int) -> float:
+        """A verify pass of k proposals in units of a plain step."""
+        return self.passes[k] / self.passes[0]
+
+    def round_seconds(self, k: int) -> float:
+        """The forwards of a round."""
+        return k * self.draft + self.passes[k]
+
+
+@dataclass
+class Meter:
+    """Times the bare forwards now and then, between the turns, so that what else the machine does falls on both."""
+
+    models: Models
+    context: Sequence[int]
+    _draft: list[float] = field(default_factory=list)
+    _passes: list[list[float]] = field(default_factory=lambda: [[] for _ in range(MOST + 1)])
+
+    def __post_init__(self) -> None:
+        self._caches = [_filled(model, self.context) for model in (self.models.target, self.models.draft)]
+        self.sample()  # what is done the first time is done
+        self._draft.clear()
+        for times in self._passes:
+            times.clear()
+
+    def sample(self) -> None:
+        """Time each forward once."""
+        target, draft = self._caches
+        self._draft.append(_seconds(self.models.draft, draft, 1))
+        for extra, times in enumerate(self._passes):
+            times.append(_seconds(self.models.target, target, extra + 1))
+
+    @property
+    def costs(self) -> Costs:
+        """The medians of all samples."""
+        return Costs(statistics.median(self._draft), tuple(map(statistics.median, self._passes)))
+
+
+def _filled(model: Any, context: Sequence[int]) -> list[Any]:
+    cache = make_cache(model)
+    mx.eval(model(mx.array([list(context)]), cache=cache))
+    return cache
+
+
+def _seconds(model: Any, cache: Sequence[Any], count: int) -> float:
+    """Of a forward of so many tokens; the cache is as before."""
+    tokens = mx.array([list(range(5, 5 + count))])
+    start = time.perf_counter()
+    mx.eval(model(tokens, cache=cache))
+    seconds = time.perf_counter() - start
+    for layer in cache:
+        layer.trim(count)
+    return seconds
+
+
+def weight_bytes(model: Any) -> int:
+    """What a forward must read: every weight once (the embedding is the head, too)."""
+    return sum(weight.nbytes for _, weight in tree_flatten(model.parameters()))
+
+
+def bandwidth(repeats: int = 7) -> float:
+    """Bytes per second that this machine reads: the best of some sums of squares, by one thread for each core."""
+    parts = np.array_split(np.ones(FLOATS, dtype=np.float32), os.cpu_count() or 1)
+    best = float("inf")
+    with ThreadPoolExecutor(len(parts)) as threads:
+        for _ in range(repeats):
+            start = time.perf_counter()
+            list(threads.map(lambda part: np.dot(part, part), parts))
+            best = min(best, time.perf_counter() - start)
+    return 4 * FLOATS / best
