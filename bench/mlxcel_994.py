@@ -17,11 +17,11 @@ from pathlib import Path
 from timing import machine  # first: it loads the BLAS that the environment names
 
 from reference.values import SamplingParams
-from specproof.measuring.command import compared, default_engine, default_pair, prompts_of, subjects_of
+from specproof.measuring.command import compared, default_engine, prompts_of, subjects_of
 from specproof.measuring.figures import figures, recoveries
 from specproof.measuring.report import Column, Measurement, to_text
 from specproof.measuring.turns import Plan, measure
-from specproof.pairs import Pair
+from specproof.pairs import Pair, trained
 
 K = 4
 RULES = {0.0: ["greedy", "sampler_match", "rejection"], 0.7: ["sampler_match", "rejection"]}
@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--out", type=Path, default=Path("docs/mlxcel-994.md"))
     given = parser.parse_args()
-    pair = Pair(given.target, given.draft) if given.target and given.draft else default_pair()
+    pair = Pair(given.target, given.draft) if given.target and given.draft else trained()
     prompts = prompts_of(None, pair)[: given.prompts]
     greedy, sampled = (
         measured(

@@ -29,7 +29,7 @@ from specproof.measuring.prompts import random_prompts, read_prompts
 from specproof.measuring.report import Column, Measurement, compared_rules, to_json, to_text
 from specproof.measuring.turns import EngineRaised, Plan, Subject, Tokens, distributions, measure
 from specproof.oracle import oracle_of
-from specproof.pairs import Pair, toy, trained
+from specproof.pairs import Pair, trained
 from specproof.registry import ENGINES, load_engine
 from specproof.terminal import EXIT_INTERRUPTED, EXIT_WRONG_CALL, check_outputs, console, pair_of
 
@@ -83,7 +83,7 @@ def measure_command(
         sampling = SamplingParams(temperature=temperature)
         rules = list(dict.fromkeys(rule or ["greedy" if temperature == 0 else "rejection"]))
         subjects = subjects_of(engine, defect, rules)
-        pair = pair_of(target, draft, default_pair())
+        pair = pair_of(target, draft, trained())
         plan = Plan(pair, sampling, k, tokens, prompts_of(prompts, pair), tuple(dict.fromkeys(seed or (0, 1))))
         with _progress(err, len(plan.turns) * len(subjects)) as on_turn:
             turns = measure(subjects, plan, on_turn)
@@ -101,11 +101,6 @@ def measure_command(
         err.print("specproof: interrupted; nothing was written")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     out.print(to_text(measurement), markup=False, soft_wrap=True)
-
-
-def default_pair() -> Pair:
-    """The trained pair where the package has it, else the toy pair."""
-    return trained() if trained().target.is_dir() else toy()
 
 
 def prompts_of(file: Path | None, pair: Pair) -> tuple[Tokens, ...]:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from specproof.cli import app
 from specproof.measuring import command
-from specproof.pairs import Pair, toy
+from specproof.pairs import toy
 
 CLI = CliRunner(env={"COLUMNS": "120"})
 QUICK = ["measure", "--target", str(toy().target), "--draft", str(toy().draft), "--engine", "reference", "--tokens"]
@@ -164,16 +164,6 @@ def test_only_one_of_the_two_models_is_a_wrong_call() -> None:
     result = CLI.invoke(app, ["measure", "--target", str(toy().target)])
     assert result.exit_code == 2
     assert "only one of --target and --draft is given" in result.stderr
-
-
-def test_the_trained_pair_is_the_default_where_the_package_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = Pair(tmp_path / "target", tmp_path / "draft")
-    monkeypatch.setattr(command, "trained", lambda: kept)
-    assert command.default_pair() == toy()
-    kept.target.mkdir()
-    assert command.default_pair() == kept
 
 
 def test_an_engine_chosen_by_default_is_the_fast_one_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
