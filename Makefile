@@ -34,9 +34,9 @@ families: $(VENV)/.installed-audit
 	@mkdir -p report
 	$(BIN)/specproof audit --quick $(addprefix mlx_impl-,$(FAMILIES)) --json report/families.json --markdown report/families.md
 
-# Speed on SmolLM2, with a fast BLAS (Debian: libopenblas0-pthread); bench/results/ has what came out elsewhere.
+# Speed on SmolLM2, with a fast BLAS (Debian: libopenblas0-pthread), in about ten minutes; bench/results/ has the figures.
 bench: $(VENV)/.installed-dev smollm2
-	SPECPROOF_BLAS=openblas $(BIN)/python bench/smollm2.py --contexts
+	SPECPROOF_BLAS=openblas $(BIN)/python bench/smollm2.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
