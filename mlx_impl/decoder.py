@@ -170,9 +170,8 @@ class Decoder:
             prompt: token ids, at least one.
             drafter: used by the state from now on. Its cache, too, may hold a prefix of the prompt.
             max_tokens: most tokens to emit in this turn; -1 for no limit.
-            target_cache: one that holds a prefix of the prompt, which is not forwarded again: a list of the layers'
-                caches, or a `ModelCache` where there is more to say. None: a fresh one. Of a `ModelCache` that was
-                in use before, as of the drafter's, what the prompt does not share is dropped.
+            target_cache: it holds a prefix of the prompt, not to be forwarded again; a list of the layers' caches or a
+                `ModelCache`, None for a fresh one. What the latter, or the drafter's, has of another history is dropped.
 
         Raises:
             EmptyPrompt, TokenOutOfRange, InvalidSetting, VocabularyMismatch: bad arguments.
