@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from timing import RESULTS, Timed, machine, ratio  # first: it loads the BLAS that the environment names
@@ -139,7 +140,7 @@ def mlx_lms(k: int) -> Way:
 
 PLAIN = {"plain": ours(lambda: 0)}
 BARE: dict[str, Way] = {"bare loop": bare}
-FIXED = {f"lookup, k = {k}": ours(lambda k=k: k) for k in range(1, 9)}
+FIXED = {f"lookup, k = {k}": ours(partial(int, k)) for k in range(1, 9)}
 ADAPTIVE = {"lookup, adaptive": ours(lambda: AdaptiveLength(8))}
 SOME = {name: FIXED[name] for name in ("lookup, k = 4", "lookup, k = 8")}
 DRAFT_MODEL = {"itself as drafter, k = 2": ours(lambda: 2), "mlx-lm, itself as drafter, k = 2": mlx_lms(2)}
@@ -169,7 +170,7 @@ def in_turns(ways: Mapping[str, Way], start: Start, repeats: int) -> dict[str, R
     """
     runs: dict[str, list[Run]] = {name: [] for name in ways}
     for repeat in range(repeats):
-        for name in list(ways) if repeat % 2 == 0 else list(reversed(ways)):
+        for name in list(ways) if repeat % 2 == 0 else list(reversed(list(ways))):
             runs[name].append(ways[name](start))
     counts = {name: {run.tokens for run in done} for name, done in runs.items()}
     if len(set.union(*counts.values())) > 1:

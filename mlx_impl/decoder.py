@@ -171,7 +171,7 @@ class Decoder:
             drafter: used by the state from now on. Its cache, too, may hold a prefix of the prompt.
             max_tokens: most tokens to emit in this turn; -1 for no limit.
             target_cache: it holds a prefix of the prompt, not to be forwarded again; a list of the layers' caches or a
-                `ModelCache`, None for a fresh one. What the latter, or the drafter's, has of another history is dropped.
+                `ModelCache`, None for a fresh one. What it, or the drafter's, has of another history is dropped.
 
         Raises:
             EmptyPrompt, TokenOutOfRange, InvalidSetting, VocabularyMismatch: bad arguments.
