@@ -41,7 +41,7 @@ bench: $(VENV)/.installed-dev smollm2
 	$(BIN)/python bench/pair.py
 	$(BIN)/python bench/rules.py
 	$(BIN)/python bench/harness.py
-	$(BIN)/python bench/smollm2.py --contexts
+	$(BIN)/python bench/smollm2.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -1,33 +1,41 @@
 """Speed of `mlx_impl` on SmolLM2-135M-Instruct in float32, against plain decoding in the same process.
 
-    make smollm2 && SPECPROOF_BLAS=openblas python bench/smollm2.py [--repeats N] [--tokens N] [--contexts]
+    make bench        (smollm2 and OpenBLAS are needed; about ten minutes on two cores)
 
-Prints a table, and writes it to bench/results/smollm2.md. Ratios are medians over interleaved repetitions, with the
-lowest and the highest. Without a fast BLAS speculation does not pay on a CPU: the output says which was in use.
+Prints tables, and writes them to bench/results/smollm2.md. What is timed is decoding alone: all ways begin with copies
+of one state behind the prompt, whose time has a line of its own, and emit the same number of tokens. Ways take turns;
+ratios are medians over these turns, with the lowest and the highest. Above temperature 0 the rule is `coupled`, by
+which all ways emit the very same tokens. Without a fast BLAS speculation does not pay on a CPU: the output says which
+was in use.
 """
 
 # ruff: noqa: I001
+# mypy: allow-untyped-calls
+# (mlx-lm carries no annotations)
 from __future__ import annotations
 
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from timing import RESULTS, Timed, interleaved, machine, ratio  # first: it loads the BLAS that the environment names
+from timing import RESULTS, Timed, machine, ratio  # first: it loads the BLAS that the environment names
 
 import mlx.core as mx
+from mlx_lm.generate import speculative_generate_step
 
 import mlx_impl
-from mlx_impl import AdaptiveLength, Decoder, KeyedRandomness, PromptLookup
-from mlx_impl.cache import make_cache
+from mlx_impl import AdaptiveLength, Decoder, DecoderState, DeviceBlock, DraftModel, KeyedRandomness, PromptLookup
+from mlx_impl.drafters import Drafter
 from mlx_impl.models import in_float32
+from mlx_impl.sampling import point_masses
 from mlx_impl.smollm2 import find
+from mlx_impl.statistics import Statistics
 from reference.values import SamplingParams
 
-GREEDY = SamplingParams(temperature=0.0)
 PASSAGE = (
     "The harbour was quiet before sunrise. Four boats lay at the northern pier, their nets folded and dry, and the old "
     "keeper walked past them with a lamp in his hand. He counted the ropes, wrote the number in a small green book, "
@@ -37,98 +45,244 @@ PASSAGE = (
 )
 COPY = f"Repeat the following text word for word, and write nothing else.\n\n{PASSAGE}"
 PROSE = "Write a short story about a lighthouse keeper who finds a strange letter."
+CONTEXTS = (128, 512, 1024, 2048, 4096)
+K = 4
+"""Of the rounds whose cost is measured behind contexts."""
 
 
-def prompts(tokenizer: Any) -> dict[str, list[int]]:
-    """A prompt whose answer is in it, and one whose answer is not."""
-    chat = {"copying": COPY, "prose": PROSE}
-    return {
-        name: tokenizer.encode(
-            tokenizer.apply_chat_template([{"role": "user", "content": text}]), add_special_tokens=False
-        )
-        for name, text in chat.items()
-    }
+@dataclass(frozen=True)
+class Start:
+    """Where all ways of a table begin: behind a prompt.
+
+    Attributes:
+        model: target, and drafter where there is a draft model.
+        state: it has emitted one token, and has a budget of so many more as each way is to decode.
+        sampling: of all ways.
+        seconds: that the prompt took, and the first token.
+    """
+
+    model: Any
+    state: DecoderState
+    sampling: SamplingParams
+    seconds: float
+
+    @classmethod
+    def behind(cls, model: Any, prompt: Sequence[int], tokens: int, temperature: float, drafter: Drafter) -> Start:
+        """Forward the prompt."""
+        sampling = SamplingParams(temperature=temperature)
+        began = time.perf_counter()
+        state = decoder_of(model, sampling, 0).prefill(prompt, drafter, tokens + 1)
+        return cls(model, state, sampling, time.perf_counter() - began)
 
 
-def decode(model: Any, prompt: Sequence[int], tokens: int, length: Callable[[], Any]) -> int:
-    """One turn with prompt lookup; returns the tokens emitted. Prefill counts: it is the same for all."""
-    decoder = Decoder(model, sampling=GREEDY, randomness=KeyedRandomness(0), num_draft_tokens=length())
-    state = decoder.prefill(prompt, PromptLookup(decoder.vocab_size), tokens)
-    return sum(1 for _ in decoder.generate(state))
+@dataclass(frozen=True)
+class Run:
+    """One run of a way: how long it took to decode so many tokens, and what was drafted where that is known."""
+
+    seconds: float
+    tokens: int
+    drafted: Statistics | None = None
 
 
-def bare(model: Any, prompt: Sequence[int], tokens: int) -> int:
+Way = Callable[[Start], Run]
+
+
+def decoder_of(model: Any, sampling: SamplingParams, k: Any) -> Decoder:
+    """Equal draws in all ways: by `coupled` they depend on seed and position alone."""
+    rule = "coupled" if sampling.temperature > 0 else None
+    return Decoder(model, sampling=sampling, rule=rule, randomness=KeyedRandomness(0), num_draft_tokens=k)
+
+
+def ours(k: Callable[[], Any]) -> Way:
+    """Our loop, with the drafter of the state."""
+
+    def run(start: Start) -> Run:
+        decoder, state = decoder_of(start.model, start.sampling, k()), start.state.copy()
+        began = time.perf_counter()
+        for _ in decoder.generate(state):
+            pass
+        return Run(time.perf_counter() - began, len(state.emitted) - 1, state.statistics)
+
+    return run
+
+
+def bare(start: Start) -> Run:
     """The least that plain greedy decoding can do with this model: a forward and an argmax for each token."""
-    cache = make_cache(model)
-    token = mx.argmax(model(mx.array([list(prompt)]), cache=cache)[0, -1:], axis=-1)
-    for _ in range(tokens - 1):
+    state = start.state.copy()
+    began = time.perf_counter()
+    token = mx.array(state.history[-1:])
+    for _ in range(tokens := state.max_tokens - 1):
+        token = mx.argmax(start.model(token[None], cache=state.target_cache.layers)[0, -1:], axis=-1)
         mx.eval(token)
-        token = mx.argmax(model(token[None], cache=cache)[0, -1:], axis=-1)
-    mx.eval(token)
-    return tokens
+    return Run(time.perf_counter() - began, tokens)
 
 
-def ways(model: Any, prompt: Sequence[int], tokens: int) -> dict[str, Callable[[], int]]:
-    """Everything that is compared."""
+def mlx_lms(k: int) -> Way:
+    """mlx-lm's speculative decoding, on copies of the caches of target and drafter."""
+
+    def run(start: Start) -> Run:
+        state = start.state.copy()
+        assert state.drafter.cache is not None
+        began = time.perf_counter()
+        emitted = speculative_generate_step(
+            mx.array(state.history[-1:]),
+            start.model,
+            start.model,
+            num_draft_tokens=k,
+            max_tokens=state.max_tokens - 1,
+            prompt_cache=[*state.target_cache.layers, *state.drafter.cache.layers],
+        )
+        tokens = sum(1 for _ in emitted)
+        return Run(time.perf_counter() - began, tokens)
+
+    return run
+
+
+PLAIN = {"plain": ours(lambda: 0)}
+BARE: dict[str, Way] = {"bare loop": bare}
+FIXED = {f"lookup, k = {k}": ours(partial(int, k)) for k in range(1, 9)}
+ADAPTIVE = {"lookup, adaptive": ours(lambda: AdaptiveLength(8))}
+SOME = {name: FIXED[name] for name in ("lookup, k = 4", "lookup, k = 8")}
+DRAFT_MODEL = {"itself as drafter, k = 2": ours(lambda: 2), "mlx-lm, itself as drafter, k = 2": mlx_lms(2)}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A way's runs, in order: run i of all ways took turns."""
+
+    timed: Timed
+    drafted: Statistics | None
+
+    def cell(self, base: Result) -> str:
+        """Tokens per second; times the base, lowest and highest; tokens in a round."""
+        middle, low, high = ratio(self.timed, base.timed)
+        text = f"{self.timed.per_second:.1f} | {middle:.2f} ({low:.2f} to {high:.2f})"
+        if self.drafted is None or not self.drafted.drafted:
+            return f"{text} | |"
+        return f"{text} | {self.timed.tokens / self.drafted.rounds:.2f} |"
+
+
+def in_turns(ways: Mapping[str, Way], start: Start, repeats: int) -> dict[str, Result]:
+    """Run all ways in turn, forwards and backwards, `repeats` times.
+
+    Raises:
+        RuntimeError: they emitted different numbers of tokens.
+    """
+    runs: dict[str, list[Run]] = {name: [] for name in ways}
+    for repeat in range(repeats):
+        for name in list(ways) if repeat % 2 == 0 else list(reversed(list(ways))):
+            runs[name].append(ways[name](start))
+    counts = {name: {run.tokens for run in done} for name, done in runs.items()}
+    if len(set.union(*counts.values())) > 1:
+        raise RuntimeError(f"different numbers of tokens: {counts}")
     return {
-        "bare loop": partial(bare, model, prompt, tokens),
-        "plain": partial(decode, model, prompt, tokens, lambda: 0),
-        "lookup, k = 4": partial(decode, model, prompt, tokens, lambda: 4),
-        "lookup, k = 8": partial(decode, model, prompt, tokens, lambda: 8),
-        "lookup, adaptive": partial(decode, model, prompt, tokens, lambda: AdaptiveLength(8)),
+        name: Result(Timed(tuple(run.seconds for run in done), done[0].tokens), done[0].drafted)
+        for name, done in runs.items()
     }
 
 
-def row(name: str, timed: Timed, base: Timed) -> str:
-    """A line of the table."""
-    middle, low, high = ratio(timed, base)
-    return f"| {name} | {timed.per_second:.1f} | {middle:.2f} ({low:.2f} to {high:.2f}) |"
+def table(title: str, start: Start, ways: Mapping[str, Way], repeats: int) -> Iterator[str]:
+    """A table of all ways against plain decoding."""
+    results = in_turns(ways, start, repeats)
+    count, prompt = next(iter(results.values())).timed.tokens, start.state.prompt_length
+    yield f"\n**{title}**, temperature {start.sampling.temperature:g}: {count} tokens, {repeats} turns"
+    yield f"\nPrefill, once: {prompt} tokens in {start.seconds:.1f} s, which is not in the table.\n"
+    yield "| way | tokens/s | times plain decoding | tokens a round |\n|---|---|---|---|"
+    yield from (f"| {name} | {result.cell(results['plain'])}" for name, result in results.items())
 
 
-def round_cost(model: Any, context: int, rounds: int = 12) -> tuple[float, float]:
-    """Median seconds of a round with k = 4 behind a context, and of a bare forward of five tokens there."""
-    prompt = [(7 * i * i + 3 * i) % 4000 + 100 for i in range(context)]
-    decoder = Decoder(model, sampling=GREEDY, randomness=KeyedRandomness(0), num_draft_tokens=4)
-    state = decoder.prefill(prompt, PromptLookup(decoder.vocab_size), 1000)
-    ours, theirs = [], []
-    cache = state.target_cache.copy()
-    block = mx.array([[5, 6, 7, 8, 9]])
-    for _ in range(rounds):
-        start = time.perf_counter()
-        decoder.step(state)
-        ours.append(time.perf_counter() - start)
-        start = time.perf_counter()
-        mx.eval(model(block, cache=cache.layers))
-        theirs.append(time.perf_counter() - start)
+class FourTokens(PromptLookup):
+    """A lookup that looks, and then proposes the same tokens whatever it found: every round has k = `K`."""
+
+    def propose(self, history: Sequence[int], target_hidden: mx.array | None, budget: int) -> DeviceBlock:
+        """As the lookup, with other tokens."""
+        super().propose(history, target_hidden, budget)
+        tokens = mx.arange(5, 5 + K, dtype=mx.uint32)
+        return DeviceBlock(tokens, point_masses(tokens, self.vocab_size), mx.zeros((0,), mx.uint8))
+
+
+def measured(act: Callable[[], object]) -> tuple[float, float]:
+    """Milliseconds, and megabytes that were in use at the peak beyond those in use before."""
+    mx.reset_peak_memory()
+    held, began = mx.get_active_memory(), time.perf_counter()
+    act()
+    return 1e3 * (time.perf_counter() - began), (mx.get_peak_memory() - held) / 1e6
+
+
+def contexts(model: Any, rounds: int = 12) -> Iterator[str]:
+    """What a round takes behind contexts of several lengths, and a forward of as many tokens there."""
+    yield f"\n**A round of k = {K} behind a context**, and a bare forward of {K + 1} tokens: medians of {rounds}\n"
+    yield "| context | round, ms | forward, ms | overhead | round, MB | forward, MB |\n|---|---|---|---|---|---|"
+    decoder = decoder_of(model, SamplingParams(temperature=0.0), K)
+    state: DecoderState | None = None
+    tokens = [(7 * i * i + 3 * i) % 4000 + 100 for i in range(CONTEXTS[-1])]
+    for context in CONTEXTS:
+        if state is None:
+            state = decoder.prefill(tokens[:context], FourTokens(decoder.vocab_size), 10 * rounds)
+        else:
+            state = decoder.extend(state, tokens[len(state.history) : context], 10 * rounds)
+        columns = zip(*costs(decoder, state, rounds), strict=True)
+        round_ms, forward_ms, round_mb, forward_mb = map(statistics.median, columns)
+        overhead = round_ms / forward_ms - 1
+        yield f"| {context} | {round_ms:.0f} | {forward_ms:.0f} | {overhead:.1%} | {round_mb:.0f} | {forward_mb:.0f} |"
+
+
+def costs(decoder: Decoder, state: DecoderState, rounds: int) -> Iterator[tuple[float, float, float, float]]:
+    """Of one round after the other on copies of a state: its time and that of a forward, the memory of both."""
+    state, cache, block = state.copy(), state.target_cache.copy(), mx.arange(5, 6 + K)[None]
+
+    def forward() -> None:
+        mx.eval(decoder.target(block, cache=cache.layers))
+
+    for index in range(rounds + 1):
+        round_ms, round_mb = measured(lambda: decoder.step(state))
+        forward_ms, forward_mb = measured(forward)
         for layer in cache:
-            layer.trim(5)
-    return statistics.median(ours), statistics.median(theirs)
+            layer.trim(K + 1)
+        if index:  # the first one has copies of what it shared to make
+            yield round_ms, forward_ms, round_mb, forward_mb
+
+
+def tables(model: Any, prompts: Mapping[str, list[int]], tokens: int, repeats: int) -> Iterator[str]:
+    """Everything, line by line as it comes."""
+    size = decoder_of(model, SamplingParams(temperature=0.0), 0).vocab_size
+    for temperature in (0.0, 0.7, 1.0):
+        start = Start.behind(model, prompts["copying"], tokens, temperature, PromptLookup(size))
+        greedy = temperature == 0
+        ways = (BARE if greedy else {}) | PLAIN | FIXED | ADAPTIVE
+        yield from table("Copying", start, ways, repeats if greedy else max(repeats - 1, 1))
+    start = Start.behind(model, prompts["prose"], tokens, 0.0, PromptLookup(size))
+    yield from table("Prose", start, BARE | PLAIN | SOME | ADAPTIVE, repeats)
+    drafter = DraftModel(model, SamplingParams(temperature=0.0), KeyedRandomness(1))
+    start = Start.behind(model, prompts["prose"], tokens // 2, 0.0, drafter)
+    yield from table("The model as its own drafter, on prose", start, BARE | PLAIN | DRAFT_MODEL, max(repeats - 1, 1))
+    yield from contexts(model)
 
 
 def main() -> None:
     """Print and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=120)
-    parser.add_argument("--contexts", action="store_true", help="also a round's cost behind contexts up to 4,096")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="turns; one less where it is costly")
+    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="that each way decodes")
     arguments = parser.parse_args()
-    loaded = mlx_impl.load(find())
-    model = in_float32(loaded.model)
     lines = [f"`python bench/smollm2.py --repeats {arguments.repeats} --tokens {arguments.tokens}`: {machine()}."]
-    for name, prompt in prompts(loaded.tokenizer).items():
-        timed = interleaved(ways(model, prompt, arguments.tokens), arguments.repeats)
-        lines += ["", f"**{name}** ({len(prompt)} tokens of prompt; temperature 0)", ""]
-        lines += ["| way | tokens/s | times plain decoding |", "|---|---|---|"]
-        lines += [row(way, result, timed["plain"]) for way, result in timed.items()]
-    if arguments.contexts:
-        lines += ["", "| context | round, k = 4, ms | bare forward of five tokens, ms |", "|---|---|---|"]
-        for context in (128, 512, 1024, 2048, 4096):
-            ours, theirs = round_cost(model, context)
-            lines.append(f"| {context} | {1000 * ours:.0f} | {1000 * theirs:.0f} |")
-    text = "\n".join(lines) + "\n"
-    print(text)
+    loaded = mlx_impl.load(find())
+    model, tokenizer = in_float32(loaded.model), loaded.tokenizer
+    assert tokenizer is not None
+    prompts = {
+        name: tokenizer.encode(
+            tokenizer.apply_chat_template([{"role": "user", "content": text}]), add_special_tokens=False
+        )
+        for name, text in (("copying", COPY), ("prose", PROSE))
+    }
+    print(lines[0], flush=True)
+    for line in tables(model, prompts, arguments.tokens, arguments.repeats):
+        lines.append(line)
+        print(line, flush=True)
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "smollm2.md").write_text(f"# SmolLM2-135M-Instruct, float32\n\n{text}", encoding="utf-8")
+    (RESULTS / "smollm2.md").write_text(
+        "# SmolLM2-135M-Instruct, float32\n\n" + "\n".join(lines) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -91,8 +91,10 @@ class Decoder:
         state.refuse_if_superseded()
         if state.finish is not None:
             raise InvalidSetting(f"this turn has ended (finish is {state.finish!r}); begin the next one by extend()")
+        state.settle()
         state.check_rows()
         try:
+            state.unsettled = True
             self._begin(state)
             block = self._propose(state)
             verdict = self._verify(state, block)
@@ -168,23 +170,25 @@ class Decoder:
             prompt: token ids, at least one.
             drafter: used by the state from now on. Its cache, too, may hold a prefix of the prompt.
             max_tokens: most tokens to emit in this turn; -1 for no limit.
-            target_cache: one that holds a prefix of the prompt, which is not forwarded again: a list of the layers'
-                caches, or a `ModelCache` where there is more to say. None: a fresh one.
+            target_cache: it holds a prefix of the prompt, not to be forwarded again; a list of the layers' caches or a
+                `ModelCache`, None for a fresh one. What it, or the drafter's, has of another history is dropped.
 
         Raises:
             EmptyPrompt, TokenOutOfRange, InvalidSetting, VocabularyMismatch: bad arguments.
             CacheLengthError: a cache holds more than `len(prompt) - 1` rows, or its layers disagree.
             DecodingFault: a model broke its contract (`NonFiniteLogits`, `HiddenCache`).
-            After any exception both caches are as long as they were.
+            After any exception both caches hold what they held of the prompt, and nothing more.
         """
         prompt = plain_tokens(prompt)
         max_tokens = plain_count(max_tokens, "max_tokens", ", or -1 for no limit", least=UNLIMITED)
         cache = cache_of(self.target, NAME, target_cache)
         self._check_turn(prompt, drafter, cache)
-        kept, draft_kept = cache.length, _rows(drafter)
-        cache.checkpoint()
+        kept, draft_kept = (0 if held is None else held.shared(prompt) for held in (cache, drafter.cache))
         state = DecoderState(prompt, len(prompt), max_tokens, cache, drafter, DeviceBlock.empty(self.vocab_size))
         try:
+            if kept < cache.length:  # the rest is of another history
+                cache.commit(self.target, prompt[:kept])
+            cache.checkpoint()
             if max_tokens == 0:
                 state.finish = "length"
                 if prompt[kept:-1]:
@@ -215,6 +219,8 @@ class Decoder:
         """
         state.refuse_if_superseded()
         try:
+            state.settle()
+            state.unsettled = True
             following = self.prefill([*state.history, *tokens], state.drafter, max_tokens, state.target_cache)
             state.superseded = True
             return following
@@ -229,11 +235,12 @@ class Decoder:
             raise EmptyPrompt("the prompt has no tokens; give at least one, such as a begin-of-text token")
         check_tokens(prompt, self.vocab_size, "prompt")
         drafter.check_vocabulary(self.target)
-        for name, rows in ((NAME, cache.length), (DRAFT_NAME, _rows(drafter))):
-            if rows > len(prompt) - 1:
+        for name, held in ((NAME, cache), (DRAFT_NAME, drafter.cache)):
+            if held is not None and held.shared(prompt) > len(prompt) - 1:
                 raise CacheLengthError(
-                    f"the {name}'s cache holds {rows} rows, a prompt of {len(prompt)} tokens allows {len(prompt) - 1}: "
-                    "its last one must be forwarded; trim the cache to what it shares with the prompt, or give another"
+                    f"the {name}'s cache holds {held.length} rows, a prompt of {len(prompt)} tokens allows "
+                    f"{len(prompt) - 1}: its last one must be forwarded; trim the cache to what it shares with the "
+                    "prompt, or give another"
                 )
 
     def _first_token(self, state: DecoderState, tokens: Sequence[int]) -> int:
@@ -284,11 +291,6 @@ class Decoder:
         if last in self.stop_tokens:
             return "stop"
         return "length" if num_emitted == max_tokens else None  # never, where that is UNLIMITED
-
-
-def _rows(drafter: Drafter) -> int:
-    """Rows in the drafter's cache; 0 where it has none."""
-    return 0 if drafter.cache is None else drafter.cache.length
 
 
 def _rows_until_quantised(state: DecoderState) -> tuple[int, ...]:

@@ -97,7 +97,8 @@ class DraftModel:
     after a full acceptance, when the last proposal has no row yet.
 
     Its position is read off history and cache on each call and never remembered beside them: the cache is cut to
-    what it shares with the history, and the tokens behind that are forwarded.
+    what it shares with the history, and the tokens behind that are forwarded. So one drafter may serve one prompt
+    after another, and the rows of a common beginning are not computed again.
 
     Args:
         model: `Transformer`, or any mlx-lm model.
@@ -156,8 +157,8 @@ class DraftModel:
         self.vocab_size = vocab_size(self.model)
 
     def synced_len(self, history: Sequence[int]) -> int:
-        """How many tokens of the history the cache holds, given that what it holds is of this history."""
-        return min(self.cache.length, len(history))
+        """How many tokens of the history the cache holds, from the first one on (see `ModelCache.shared`)."""
+        return self.cache.shared(history)
 
     def propose(self, history: Sequence[int], target_hidden: mx.array | None, budget: int) -> DeviceBlock:
         """At most `budget` proposals; the cache grows by a row for each token forwarded.

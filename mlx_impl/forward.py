@@ -10,6 +10,9 @@ import mlx.core as mx
 
 from reference.errors import InvalidSetting, TokenOutOfRange
 
+CHUNK = 1024
+"""Tokens compared at a time by `num_shared`."""
+
 
 def vocab_size(model: Any) -> int:
     """How many tokens a model knows: as its `args` say, their `text_config`, or its `language_model`, as in mlx-lm.
@@ -84,3 +87,14 @@ def plain_count(value: int, name: str, hint: str = "", least: int = 0) -> int:
 def device_tokens(tokens: Sequence[int]) -> mx.array:
     """Token ids as the models take them: uint32 [n]."""
     return mx.array(list(tokens), dtype=mx.uint32)
+
+
+def num_shared(some: Sequence[int], others: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    length = min(len(some), len(others))
+    for start in range(0, length, CHUNK):
+        end = min(start + CHUNK, length)
+        ours, theirs = list(some[start:end]), list(others[start:end])
+        if ours != theirs:
+            return next(start + i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
+    return length

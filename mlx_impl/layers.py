@@ -79,8 +79,7 @@ def _with_own_arrays(attributes: Saved) -> Saved:
 
 
 def _replace(layer: Any, attributes: Saved) -> None:
-    vars(layer).clear()
-    vars(layer).update(attributes)
+    layer.__dict__ = dict(attributes)  # one assignment: no signal finds a layer with half of its attributes
 
 
 def copied(layer: Any) -> Any:

@@ -11,48 +11,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self
 
 import mlx.core as mx
 
 from mlx_impl.cache import make_cache
-from mlx_impl.forward import device_tokens
+from mlx_impl.forward import device_tokens, num_shared
 from mlx_impl.kv_quantisation import KVQuantisation
-from mlx_impl.layers import (
-    Kind,
-    Saved,
-    arrays,
-    changed,
-    copied,
-    emptied,
-    empty,
-    kind_of,
-    leaves,
-    newest_rows,
-    restore,
-    saved,
-    trim,
-)
+from mlx_impl.layers import Kind, arrays, changed, copied, emptied, kind_of, leaves, trim
+from mlx_impl.marks import Mark, put_back, rows_behind
 from reference.errors import CacheLengthError, HiddenCache, InvalidSetting
 
 PREFILL_STEP = 512
 """Most tokens in one forward of a long prompt; bounds the memory that attention takes."""
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """What the layers held at some length: the way back to it.
-
-    Attributes:
-        length: tokens held.
-        layers: the caches in use then; quantising puts others in their places.
-        held: for each leaf a copy, or None for a plain one, which is trimmed.
-    """
-
-    length: int
-    layers: tuple[Any, ...]
-    held: tuple[Saved | None, ...]
 
 
 class ModelCache(Sequence[Any]):
@@ -91,7 +63,8 @@ class ModelCache(Sequence[Any]):
             self.layers[:] = [with_right_masks(layer) for layer in self.layers]
         self.quantisation = quantisation
         self.prefill_step = prefill_step
-        self._marks: list[_Mark] = []
+        self._marks: list[Mark] = []
+        self._known: Sequence[int] = ()  # tokens of the first rows, as far as it was told
         self._unquantised: list[Any] = []  # empty caches, where those in use were quantised
         self._torn = False
         self._owed = 0
@@ -125,6 +98,19 @@ class ModelCache(Sequence[Any]):
     def behind(self) -> bool:
         """Whether fewer tokens are held than the last way back was to end at: a forward of the others is due."""
         return self._owed > 0
+
+    def shared(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens are held, from the first one on.
+
+        Those that it was told of (`commit`) are compared. Rows that came later, or with the caller's own layers, are
+        taken for those of the tokens at their places.
+
+        Raises:
+            CacheLengthError: the layers disagree.
+        """
+        held = min(self.length, len(tokens))
+        same = num_shared(self._known, tokens)
+        return held if same >= min(len(self._known), held) else same
 
     @property
     def is_plain(self) -> bool:
@@ -190,8 +176,7 @@ class ModelCache(Sequence[Any]):
     def checkpoint(self) -> None:
         """What is held now is committed: forget all earlier ways back."""
         self._count = self.length
-        self._marks.clear()
-        self._mark()
+        self._marks = [self._here()]
 
     def commit(self, model: Any, tokens: Sequence[int]) -> None:
         """Hold exactly these tokens from now on, a prefix of what is held; whatever came behind them is forgotten.
@@ -210,6 +195,7 @@ class ModelCache(Sequence[Any]):
                 self.feed(model, tokens[length - self._owed :])
             else:
                 self._mark()
+        self._known = list(tokens)
         self._quantise()
 
     def rollback(self, length: int) -> None:
@@ -230,7 +216,7 @@ class ModelCache(Sequence[Any]):
         self._torn = True
         index = max((i for i, mark in enumerate(self._marks) if mark.length <= length), default=None)
         mark = None if index is None else self._marks[index]
-        following = self._marks[index + 1 :][:1] if index is not None else []
+        following = None if index is None else next(iter(self._marks[index + 1 :]), None)
         del self._marks[0 if index is None else index + 1 :]
         reached = length
         if mark is not None:
@@ -239,43 +225,20 @@ class ModelCache(Sequence[Any]):
             self.layers[:], reached = [copied(layer) for layer in self._unquantised], 0
         if not self.is_plain:
             start = 0 if mark is None else mark.length
-            rows = None if mark is None else self._rows_behind(mark, following, length)
+            rows = None if mark is None else rows_behind(mark, following, length, self._kinds)
             reached = start if rows is None else length
-            self._put_back(mark, rows or {}, length - start)
+            put_back(self._leaves, self._kinds, mark, rows or {}, length - start)
         for place, (leaf, kind) in enumerate(zip(self._leaves, self._kinds, strict=True)):
             if kind == "plain":
                 trim(leaf, reached, place)
+        self._known = self._known[:reached]
         self._count, self._owed, self._torn = reached, length - reached, False
 
-    def _rows_behind(self, mark: _Mark, following: Sequence[_Mark], length: int) -> _Rows | None:
-        """For each window the rows from a mark to `length`; None where one is not there any more, or a state is."""
-        if mark.length == length:
-            return {}
-        found: _Rows = {}
-        for place, kind in enumerate(self._kinds):
-            if kind == "plain":
-                continue
-            held = following[0].held[place] if following and kind == "window" else None
-            rows = None if held is None else newest_rows(held, following[0].length - mark.length)
-            if rows is None:
-                return None
-            found[place] = rows
-        return found
-
-    def _put_back(self, mark: _Mark | None, rows: _Rows, count: int) -> None:
-        """Bring all but the plain layers to a mark (None: empty), and append the first `count` of some rows."""
-        for place, (leaf, kind) in enumerate(zip(self._leaves, self._kinds, strict=True)):
-            if kind == "plain":
-                continue
-            held = None if mark is None else mark.held[place]
-            empty(leaf) if held is None else restore(leaf, held)
-            if place in rows:
-                keys, values = rows[place]
-                leaf.update_and_fetch(keys[..., :count, :], values[..., :count, :])
-
     def _mark(self) -> None:
-        held = [None if kind == "plain" else saved(leaf) for leaf, kind in zip(self._leaves, self._kinds, strict=True)]
-        self._marks.append(_Mark(self._count, tuple(self.layers), tuple(held)))
+        self._marks.append(self._here())
+
+    def _here(self) -> Mark:
+        return Mark.of(self._count, self.layers, self._kinds)
 
     def copy(self) -> Self:
         """An independent copy, with the same ways back; the model is shared."""
@@ -301,10 +264,6 @@ class ModelCache(Sequence[Any]):
             self._unquantised = self._unquantised or [emptied(layer) for layer in self.layers]
             self.layers[:] = self.quantisation.of(self.layers)
             self._mark()
-
-
-_Rows = dict[int, tuple[mx.array, mx.array]]
-"""Keys and values of window layers, by their place among the leaves: [B, n_kv_heads, n, head_dim] each."""
 
 
 def cache_of(model: Any, name: str, cache: ModelCache | Sequence[Any] | None) -> ModelCache:

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, get_args
 import mlx.core as mx
 
 from mlx_impl.drafters import DeviceBlock
-from mlx_impl.forward import check_tokens, device_tokens, vocab_size
+from mlx_impl.forward import check_tokens, device_tokens, num_shared, vocab_size
 from mlx_impl.sampling import point_masses
 from mlx_impl.vocabulary import Vocabulary, check_vocabularies
 from reference.errors import InvalidSetting
@@ -23,9 +23,6 @@ Occurrence = Literal["recent", "first"]
 
 WINDOW = 16
 """Tokens compared, or `max_ngram` if that is more, where index and history go together by the protocol."""
-
-CHUNK = 1024
-"""Tokens compared at a time where the whole is compared."""
 
 
 class NgramIndex:
@@ -204,7 +201,7 @@ class PromptLookup:
         """Index this history, of which `kept` tokens are known to be what is indexed; None: compare them."""
         # Out of reach until it is whole again: an interrupt half-way leaves an empty index, to be filled anew.
         index, self._index, self._told = self._index, self._empty(), False
-        kept = _shared(index.tokens, history) if kept is None else kept
+        kept = num_shared(index.tokens, history) if kept is None else kept
         while len(index) > kept:
             index.pop()
         for token in history[kept:]:
@@ -213,14 +210,3 @@ class PromptLookup:
 
     def _empty(self) -> NgramIndex:
         return NgramIndex(range(self.max_ngram, self.min_ngram - 1, -1), self.occurrence)
-
-
-def _shared(tokens: list[int], history: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    length = min(len(tokens), len(history))
-    for start in range(0, length, CHUNK):
-        end = min(start + CHUNK, length)
-        ours, theirs = tokens[start:end], list(history[start:end])
-        if ours != theirs:
-            return next(start + i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
-    return length

@@ -15,12 +15,24 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_lm_cache
 
+from reference.errors import InvalidSetting
+
 
 class RotatingKVCache(mlx_lm_cache.RotatingKVCache):
     """A window of `max_size` rows, the first `keep` of all among them. Its name is mlx-lm's, by which it is saved."""
 
     def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> Any:  # noqa: N803
-        """The mask of N new rows over those that an update will return: as mlx-lm's, and right for kept rows."""
+        """The mask of N new rows over those that an update will return: as mlx-lm's, and right for kept rows.
+
+        Raises:
+            InvalidSetting: the model asks for a window of its own that is narrower, and first rows are kept.
+        """
+        if self.keep and window_size is not None and window_size < self.max_size:
+            # mlx-lm's mask takes the storage for a ring, and shows of the kept rows what happens to lie in the way.
+            raise InvalidSetting(
+                f"the model asks for a window of {window_size} rows, and its cache of {self.max_size} keeps the first "
+                f"{self.keep}, which lie outside; use the model's own make_cache(), or caches with keep=0"
+            )
         if self.keep == 0 or N == 1 or self.offset + N <= self.max_size:
             return super().make_mask(N, window_size=window_size, return_array=return_array)
         held = min(self.max_size - 1, self.offset)

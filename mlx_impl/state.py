@@ -35,6 +35,8 @@ class DecoderState:
         finish: why the turn ended; None while it goes on.
         rounds: those of this turn so far. One that was taken back in part stays as it was decided.
         superseded: set by `extend`: the caches now belong to the state that it returned.
+        unsettled: a call has begun to change the caches, and neither came to its end nor all the way back (a second
+            interrupt may come during a roll-back). The next call goes back first.
     """
 
     history: list[int]
@@ -48,6 +50,7 @@ class DecoderState:
     finish: Finish | None = None
     rounds: tuple[Round, ...] = ()
     superseded: bool = False
+    unsettled: bool = False
 
     @property
     def num_rounds(self) -> int:
@@ -92,13 +95,16 @@ class DecoderState:
         """Refuse a target's cache that something else has written to or cut.
 
         Raises:
-            CacheLengthError: it does not hold one row for each token of the history but the last.
+            CacheLengthError: it does not hold one row for each token of the history but the last, or those of others.
         """
-        held = self.target_cache.length
-        if held != len(self.history) - 1 and not self.target_cache.behind:
+        wanted, cache = len(self.history) - 1, self.target_cache
+        if cache.behind:
+            return
+        if cache.length != wanted or cache.shared(self.history) != wanted:
             raise CacheLengthError(
-                f"the target's cache holds {held} rows, not the {len(self.history) - 1} of the history without its "
-                "pending token; let no one else use a state's caches: decode on a copy, or prefill again"
+                f"the target's cache holds {cache.length} rows, not the {wanted} of the history without its pending "
+                "token, or those of other tokens; let no one else use a state's caches: decode on a copy, or prefill "
+                "again"
             )
 
     def record(self, tokens: Sequence[GeneratedToken], block: DeviceBlock, done: Round) -> None:
@@ -112,12 +118,19 @@ class DecoderState:
             block=block,
             finish=done.finish,
             rounds=(*self.rounds, done),
+            unsettled=False,
         )
 
     def roll_back(self) -> None:
         """Go back to the boundary that the history names. Forwards nothing: the models may be what failed."""
         self.target_cache.rollback(len(self.history) - 1)
         self.drafter.rollback(self.history)
+        self.unsettled = False
+
+    def settle(self) -> None:
+        """Go back all the way, where an earlier way back was interrupted itself."""
+        if self.unsettled:
+            self.roll_back()
 
     def take_back_undelivered(self, target: Any) -> None:
         """End with the last token delivered: a boundary like any other, from which the turn may go on.
@@ -129,10 +142,12 @@ class DecoderState:
         cut = len(self.tokens) - self.delivered
         if self.superseded or cut == 0:
             return
+        self.settle()
         try:
-            vars(self).update(history=self.history[:-cut], tokens=self.tokens[:-cut], finish=None)
+            vars(self).update(history=self.history[:-cut], tokens=self.tokens[:-cut], finish=None, unsettled=True)
             self.target_cache.commit(target, self.history[:-1])
             self.drafter.settle(self.history)
+            self.unsettled = False
         except BaseException:
             self.roll_back()
             raise

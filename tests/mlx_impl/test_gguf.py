@@ -8,6 +8,7 @@ mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install '
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed; pip install 'specproof[mlx-lm]'")
 
 import gguf_files  # noqa: E402
+from mlx.utils import tree_flatten  # noqa: E402
 from mlx_toys import toy  # noqa: E402
 
 from mlx_impl import gguf, load  # noqa: E402
@@ -74,6 +75,17 @@ def test_in_float32_nothing_is_quantised_and_the_logits_are_the_same(tmp_path):
     assert "scales" not in dense.layers[1].mlp.up_proj
     assert dense.layers[1].mlp.up_proj.weight.dtype == mx.float32
     assert mx.allclose(dense(tokens), before, atol=1e-4)
+
+
+@pytest.mark.skipif(mx.default_device().type != mx.cpu, reason="a layout for CPUs")
+def test_in_float32_matrices_are_stored_by_columns_and_the_logits_stay_what_they_were(tmp_path):
+    content = gguf.read(gguf_files.write(tmp_path / "toy.gguf"))
+    model = gguf.llama(content, gguf.llama_args(content))
+    model.set_dtype(mx.float32)
+    before = model(mx.array([TOKENS]))
+    matrices = [weight for _, weight in tree_flatten(in_float32(model).parameters()) if weight.ndim == 2]
+    assert {memoryview(matrix).f_contiguous for matrix in matrices} == {True}
+    assert mx.allclose(model(mx.array([TOKENS])), before, atol=1e-5)
 
 
 def test_tokens_are_known_even_where_the_tokenizer_is_not_and_unused_ones_are_padding(tmp_path):

@@ -13,10 +13,12 @@ from mlx_lm.models.cache import RotatingKVCache as MlxLmRotatingKVCache  # noqa:
 from mlx_toys import GREEDY, InjectedError  # noqa: E402
 
 from mlx_impl import Chain, Decoder, DraftModel, KeyedRandomness, PromptLookup  # noqa: E402
-from mlx_impl.layers import leaves  # noqa: E402
+from mlx_impl.layers import leaves, restore, trim  # noqa: E402
+from mlx_impl.marks import put_back  # noqa: E402
 from mlx_impl.model_cache import ModelCache  # noqa: E402
 from mlx_impl.rotating import RotatingKVCache  # noqa: E402
 from mlx_impl.state import DecoderState  # noqa: E402
+from reference.errors import CacheLengthError, InvalidSetting  # noqa: E402
 from specproof.adapters.mlx_families import fresh_layers  # noqa: E402
 from specproof.adapters.mlx_family_models import FAMILIES, build  # noqa: E402
 
@@ -27,13 +29,22 @@ OF_A_CLOSE = (
     DecoderState.take_back_undelivered,
     ModelCache.commit,
     ModelCache._cut,
-    ModelCache._put_back,
+    put_back,
     ModelCache.feed,
     ModelCache.forward,
     ModelCache._append,
     ModelCache._mark,
     DraftModel.settle,
     DraftModel._cut,
+)
+OF_A_WAY_BACK = (
+    DecoderState.roll_back,
+    ModelCache.rollback,
+    ModelCache._cut,
+    put_back,
+    restore,
+    trim,
+    DraftModel.rollback,
 )
 OF_A_ROUND = (*OF_A_CLOSE[1:], ModelCache.checkpoint, Decoder._begin, Decoder._commit, DecoderState.record)
 
@@ -131,9 +142,51 @@ def test_an_interrupt_of_a_close_leaves_both_caches_where_the_turn_goes_on(name)
     assert interrupts(name, 11, OF_A_CLOSE, close) > 4
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "mamba2"])
+@pytest.mark.parametrize("name", ["gemma3_text", "mamba2", "falcon_h1"])
 def test_an_interrupt_of_a_round_leaves_both_caches_where_the_turn_goes_on(name):
     assert interrupts(name, 13, OF_A_ROUND, step) > 4
+
+
+def interrupted_ways_back(monkeypatch, name, act, first=60, stride=5):
+    """As `interrupts`, but the way back from an interrupt at line `first` is interrupted, too."""
+    way_back = DecoderState.roll_back
+    for line in range(0, 10_000, stride):
+        decoder, state, iterator = begun_and_read(name, 3)
+        came = []
+
+        def roll_back(state, line=line, came=came):
+            monkeypatch.setattr(DecoderState, "roll_back", way_back)
+            try:
+                with interrupted_at(line, *OF_A_WAY_BACK):
+                    way_back(state)
+            except KeyboardInterrupt:
+                came.append(line)
+                raise
+
+        monkeypatch.setattr(DecoderState, "roll_back", roll_back)
+        with pytest.raises(KeyboardInterrupt), interrupted_at(first, *OF_A_ROUND):
+            act(decoder, state, iterator)
+        assert DecoderState.roll_back is way_back  # the first interrupt came
+        tokens(decoder, state)
+        assert state.emitted == plain(name)
+        assert {state.target_cache.length, state.drafter.cache.length} == {len(state.history) - 1}
+        if not came:
+            return line // stride
+    pytest.fail("a way back that was never finished")
+
+
+@pytest.mark.parametrize(
+    ("name", "act"), [("llama", close), ("mamba2", close), ("llama_rotating", step), ("falcon_h1", step)]
+)
+def test_a_turn_goes_on_after_a_way_back_that_was_interrupted_itself(monkeypatch, name, act):
+    assert interrupted_ways_back(monkeypatch, name, act) > 1
+
+
+def test_a_way_back_that_nobody_finishes_is_seen(monkeypatch):
+    """The control: the next call does not go back first."""
+    monkeypatch.setattr(DecoderState, "settle", lambda self: None)
+    with pytest.raises((AssertionError, CacheLengthError)):
+        interrupted_ways_back(monkeypatch, "llama", step)
 
 
 def test_a_close_that_leaves_the_caches_as_an_interrupt_found_them_is_seen(monkeypatch):
@@ -234,3 +287,19 @@ def test_windows_inside_composite_layers_get_the_right_masks_too():
     composite = CacheList(ArraysCache(1), CacheList(MlxLmRotatingKVCache(max_size=12, keep=4)))
     ModelCache("target", [composite])
     assert [type(leaf) for leaf in leaves([composite])] == [ArraysCache, RotatingKVCache]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_window_of_the_models_own_that_would_hide_kept_rows_is_refused(count):
+    held = RotatingKVCache(max_size=8, keep=2)
+    with pytest.raises(InvalidSetting, match=r"a window of 4 rows, and its cache of 8 keeps the first 2, .*keep=0"):
+        held.make_mask(count, window_size=4)
+    assert held.make_mask(count, window_size=8) == held.make_mask(count)
+
+
+def test_a_model_with_windows_of_its_own_refuses_kept_rows_before_its_first_token():
+    target = build("gemma3_text", 32, 5)
+    layers = [MlxLmRotatingKVCache(max_size=4 * target.args.sliding_window, keep=2) for _ in target.layers]
+    decoder = Decoder(target, rule="greedy", sampling=GREEDY, randomness=KeyedRandomness(0), num_draft_tokens=3)
+    with pytest.raises(InvalidSetting, match="keeps the first 2"):
+        decoder.prefill(PROMPT, PromptLookup(32), COUNT, layers)

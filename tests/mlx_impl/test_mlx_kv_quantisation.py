@@ -7,6 +7,7 @@ pytest.importorskip("mlx_lm", reason="mlx-lm is not installed; pip install 'spec
 
 from functools import cache  # noqa: E402
 
+from interrupts import interrupted_at  # noqa: E402
 from mlx.utils import tree_map  # noqa: E402
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache  # noqa: E402
 from mlx_lm.models.llama import Model, ModelArgs  # noqa: E402
@@ -15,6 +16,7 @@ from mlx_toys import GREEDY, Scripted  # noqa: E402
 from mlx_impl import Decoder, DraftModel, KeyedRandomness  # noqa: E402
 from mlx_impl.kv_quantisation import KVQuantisation  # noqa: E402
 from mlx_impl.model_cache import ModelCache  # noqa: E402
+from mlx_impl.state import DecoderState  # noqa: E402
 from reference.errors import InvalidSetting  # noqa: E402
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -115,3 +117,19 @@ def test_the_callers_own_list_holds_the_quantised_caches():
 def test_windows_are_refused_at_the_start():
     with pytest.raises(InvalidSetting, match=r"a RotatingKVCache cannot be quantised; give the target's cache"):
         ModelCache("target", [RotatingKVCache(max_size=8)], quantisation=KVQuantisation(bits=4))
+
+
+def test_an_interrupt_of_the_round_that_quantises_leaves_the_caches_where_the_turn_goes_on():
+    functions = (ModelCache.commit, ModelCache._cut, ModelCache._mark, ModelCache._quantise, ModelCache.rollback)
+    for line in range(0, 10_000, 3):
+        decoder, state = begun(4, 9, (True,))
+        try:
+            with interrupted_at(line, *functions, Decoder._commit, DecoderState.record):
+                while state.target_cache.length < 9:
+                    decoder.step(state)
+        except KeyboardInterrupt:
+            assert len({state.target_cache.length, len(state.history) - 1}) == 1
+            assert tuple(tokens(decoder, state)) == plain(9)
+        else:
+            break
+    assert line > 30

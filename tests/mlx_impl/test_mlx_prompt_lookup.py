@@ -12,7 +12,8 @@ from hypothesis import strategies as st  # noqa: E402
 from mlx_decodes import make, rounds  # noqa: E402
 
 from mlx_impl import PromptLookup  # noqa: E402
-from mlx_impl.prompt_lookup import CHUNK, WINDOW, NgramIndex  # noqa: E402
+from mlx_impl.forward import CHUNK  # noqa: E402
+from mlx_impl.prompt_lookup import WINDOW, NgramIndex  # noqa: E402
 from reference import prompt_lookup as oracle  # noqa: E402
 from reference.errors import (  # noqa: E402
     InvalidSetting,

@@ -16,10 +16,11 @@ from mlx_decodes import (  # noqa: E402
     uninterrupted,
     warm,
 )
-from mlx_toys import GREEDY, Failing, InjectedError, toy  # noqa: E402
+from mlx_toys import GREEDY, Counting, Failing, InjectedError, toy  # noqa: E402
 
 from mlx_impl import DraftModel, KeyedRandomness  # noqa: E402
 from mlx_impl.cache import offsets  # noqa: E402
+from mlx_impl.model_cache import ModelCache  # noqa: E402
 from reference.errors import CacheLengthError, InvalidSetting  # noqa: E402
 
 
@@ -165,3 +166,77 @@ def test_a_step_refuses_a_target_cache_that_something_else_used_and_changes_noth
     with pytest.raises(CacheLengthError, match=r"the target's cache holds 2 rows, not the 3 of the history"):
         decoder.step(state)
     assert set(offsets(state.target_cache)) == {2}
+
+
+# ------------------------------------------------------------------------------- caches that go on with another history
+
+MODELS = {"target": toy("target"), "draft": toy("draft")}
+OTHERS = [[3, 1, 4, 7, 7], [3, 1, *[8] * 20], [9, 9], [3, 1, 4, 1, 5, 2]]
+"""Prompts after one of 3 1 4 1 5 9: shorter and longer, with much, little and nothing in common with it."""
+
+
+def served():
+    """A decoder and a state after a turn on a first prompt."""
+    decoder, drafter = make("greedy", 3)
+    state = decoder.prefill([3, 1, 4, 1, 5, 9], drafter, 6)
+    tokens_of(decoder.generate(state))
+    return decoder, state
+
+
+@pytest.mark.parametrize("prompt", OTHERS, ids=str)
+def test_caches_that_served_another_prompt_are_cut_to_what_both_begin_with(prompt):
+    decoder, state = served()
+    following = decoder.prefill(prompt, state.drafter, 6, state.target_cache)
+    assert_at_boundary(following)
+    assert_cache_content(following, MODELS)
+    assert tuple(tokens_of(decoder.generate(following))) == greedy(toy("target"), prompt, 6)
+    assert_cache_content(following, MODELS)
+
+
+def test_a_common_beginning_is_not_forwarded_again():
+    model = Counting(toy("draft"))
+    decoder, drafter = make("greedy", 3, draft=model)
+    decoder.prefill([3, 1, 4, 1, 5, 9], drafter, 1)
+    decoder.prefill([3, 1, 4, 7, 7], drafter, 1)
+    assert model.lengths == [6, 2]
+
+
+def test_rows_that_are_told_apart_by_their_number_only_are_another_prompts(monkeypatch):
+    """The control: a cache that does not remember its tokens."""
+    monkeypatch.setattr(ModelCache, "shared", lambda self, tokens: min(self.length, len(tokens)))
+    decoder, state = served()
+    following = decoder.prefill([3, 1, *[8] * 20], state.drafter, 6, state.target_cache)
+    assert_at_boundary(following)
+    with pytest.raises(AssertionError, match="keys differ"):
+        assert_cache_content(following, MODELS)
+
+
+def test_a_state_goes_on_after_its_drafter_has_served_another_one():
+    decoder, drafter = make("greedy", 3)
+    state = decoder.prefill([3, 1, 4, 1, 5, 9], drafter, 8)
+    decoder.step(state)
+    other = decoder.prefill([3, 1, *[8] * 20], drafter, 6)
+    decoder.step(other)
+    assert tuple(tokens_of(decoder.generate(state))) == greedy(toy("target"), [3, 1, 4, 1, 5, 9], 8)
+    assert_at_boundary(state)
+    assert_cache_content(state, MODELS)
+
+
+def test_a_step_refuses_a_target_cache_that_holds_as_many_rows_of_another_history():
+    decoder, drafter = make("greedy", 3)
+    state = decoder.prefill([3, 1, 4], drafter, 8)
+    decoder.prefill([7, 7, 7], drafter, 8, state.target_cache)
+    with pytest.raises(CacheLengthError, match=r"holds 3 rows, not the 3 of the history .* or those of other tokens"):
+        decoder.step(state)
+
+
+def test_a_prefill_that_failed_on_another_prompt_leaves_what_both_begin_with():
+    decoder, state = served()
+    draft = state.drafter.model
+    state.drafter.model = Failing(draft, 0, "half-way", InjectedError())
+    with pytest.raises(InjectedError):
+        decoder.prefill([3, 1, *[8] * 20], state.drafter, 6, state.target_cache)
+    state.drafter.model = draft
+    assert set(offsets(state.target_cache)) == set(offsets(state.drafter.cache)) == {2}
+    following = decoder.prefill([3, 1, 4, 1], state.drafter, 6, state.target_cache)
+    assert_cache_content(following, MODELS)
