@@ -28,12 +28,16 @@ class Chain:
     Args:
         drafters: at least one; at most one of them with a cache.
 
+    Attributes:
+        proposer: the index of the drafter whose block was the last one.
+
     Raises:
         InvalidSetting: none, or two with a cache.
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.drafters = tuple(drafters)
+        self.proposer = 0
         if not self.drafters:
             raise InvalidSetting("the chain has no drafters; give at least one")
         cached = [type(drafter).__name__ for drafter in self.drafters if drafter.cache is not None]
@@ -64,13 +68,15 @@ class Chain:
         first, *others = self.drafters
         block = first.propose(history, target_hidden, budget)
         looked_at = [block.faults]
-        for drafter in others:
+        self.proposer = 0
+        for index, drafter in enumerate(others, 1):
             if len(block):
                 # For none: or its cache would remember the way back through all rounds since it was last asked.
                 drafter.propose(history, target_hidden, 0)
             else:
                 block = drafter.propose(history, target_hidden, budget)
                 looked_at.append(block.faults)
+                self.proposer = index
         return replace(block, faults=mx.concatenate(looked_at))
 
     def commit(self, history: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from reference.cache import KVCache
 from reference.decoder import Decoder, DecoderState
 from reference.drafters import Drafter, DraftModel
 from reference.prompt_lookup import PromptLookup
-from reference.randomness import Randomness, SeededRandomness, UniformRandomness
+from reference.randomness import Randomness, SeededRandomness
 from reference.sampling import distribution
 from reference.transformer import LanguageModel, Transformer, load
 from reference.values import DraftBlock, DraftDistribution, GeneratedToken, Round, SamplingParams
@@ -18,5 +18,5 @@ from reference.values import DraftBlock, DraftDistribution, GeneratedToken, Roun
 __all__ = [
     "RULES", "AcceptanceRule", "Decoder", "DecoderState", "DraftBlock", "DraftDistribution", "DraftModel", "Drafter",
     "GeneratedToken", "KVCache", "LanguageModel", "PromptLookup", "Randomness", "Round", "SamplingParams",
-    "SeededRandomness", "Transformer", "UniformRandomness", "Verdict", "distribution", "load",
+    "SeededRandomness", "Transformer", "Verdict", "distribution", "load",
 ]  # fmt: skip

@@ -9,8 +9,6 @@ the distributions of the token at the place of `drafted[i]`, given `drafted[:i]`
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
 from typing import Any
 
 import numpy as np
@@ -95,10 +93,8 @@ def block(p: Dists, q: Dists, drafted: Sequence[int], randomness: Randomness, po
     """
     k = len(drafted)
     w = block_weights(p, q, drafted)  # w_0 .. w_k
-    tau = 0
-    for i in range(1, k + 1):
-        if randomness.bernoulli(w[k] if i == k else _block_coin(w[i], p[i], q[i])):
-            tau = i
+    coins = (randomness.bernoulli(w[k] if i == k else _block_coin(w[i], p[i], q[i])) for i in range(1, k + 1))
+    tau = max((i for i, came_up in enumerate(coins, 1) if came_up), default=0)
     return Verdict(tau, randomness.categorical(p[k] if tau == k else residual(p[tau], q[tau], w[tau])))
 
 
@@ -154,7 +150,7 @@ def _gumbel_agreement(p: Probabilities, q: Probabilities) -> Any:
 
 def expected_accepted(acceptances: Sequence[Any]) -> Any:
     """Expected accepted proposals, from each position's acceptance given that it is reached: a_1 + a_1 a_2 + ..."""
-    return sum(accumulate(acceptances, mul))
+    return np.cumprod(acceptances).sum()
 
 
 Conditional = Callable[[tuple[int, ...]], Probabilities]
@@ -176,12 +172,11 @@ def expected_accepted_block(p: Conditional, q: Conditional, k: int, prefix: tupl
     return expected
 
 
-_RULES = (
+RULES: Mapping[str, AcceptanceRule] = {rule.name: rule for rule in (
     AcceptanceRule("greedy", False, True, lambda p, q: q[int(np.argmax(p))], greedy),
     AcceptanceRule("sampler_match", True, False, lambda p, q: (p * q).sum(), sampler_match),
     AcceptanceRule("rejection", True, True, lambda p, q: np.minimum(p, q).sum(), rejection),
     AcceptanceRule("block", True, True, lambda p, q: np.minimum(p, q).sum(), block),
     AcceptanceRule("coupled", True, False, _gumbel_agreement, coupled),
-)
-RULES: Mapping[str, AcceptanceRule] = {rule.name: rule for rule in _RULES}
+)}  # fmt: skip
 """Every acceptance rule by its name."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import safetensors
-from numpy.typing import NDArray
 
 from reference.errors import CheckpointError
 from reference.values import Floats
@@ -20,17 +19,11 @@ from reference.values import Floats
 _deserialize: Callable[[bytes], list[tuple[str, dict[str, Any]]]] = safetensors.deserialize
 
 _PLAIN = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "partial_rotary_factor": 1,
-          "quantization": None, "quantization_config": None}  # fmt: skip
-_PLAIN_ROPE = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1}
+          "quantization": None, "quantization_config": None, "rope_type": "default", "type": "default"}  # fmt: skip
 """What a Llama may have that is unknown here -> the value, beside null, that says that it has not."""
 
-_DECODERS: Mapping[str, Callable[[bytes], NDArray[Any]]] = {
-    "F64": lambda data: np.frombuffer(data, "<f8"),
-    "F32": lambda data: np.frombuffer(data, "<f4"),
-    "F16": lambda data: np.frombuffer(data, "<f2"),
-    "BF16": lambda data: (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4"),
-}
-"""Float formats. Decoded here, since NumPy (and `safetensors.numpy`) has no bfloat16: the upper half of a float32."""
+_FORMATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+"""Float formats as NumPy reads them. It has no bfloat16, which is the upper half of a float32."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +86,9 @@ def _refuse_unknown_parts(file: Path, given: Mapping[str, Any], rope: Mapping[st
     """Refuse what would be computed wrongly: another architecture, or a Llama with parts unknown here."""
     if (kind := given.get("model_type")) != "llama":
         raise CheckpointError(f"{file.parent} is a {kind!r} model; only 'llama' checkpoints can be read")
-    for fields, plain in ((given, _PLAIN), (rope, _PLAIN_ROPE)):
-        for name, unused in plain.items():
-            if (value := fields.get(name)) not in (None, unused):
-                raise CheckpointError(f"{file} gives {name} as {value!r}, unknown to this reader; give a plain Llama")
+    for name, value in [*given.items(), *rope.items()]:
+        if value not in (None, _PLAIN.get(name, value)):
+            raise CheckpointError(f"{file} gives {name} as {value!r}, unknown to this reader; give a plain Llama")
 
 
 def layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
@@ -149,8 +141,15 @@ def _read_tensors(file: Path) -> dict[str, Floats]:
         entries = _deserialize(file.read_bytes())
     except safetensors.SafetensorError as error:
         raise CheckpointError(f"{file} is not a safetensors file ({error}); download it again") from error
-    floats = [(name, entry) for name, entry in entries if entry["dtype"] in _DECODERS]
-    return {name: _DECODERS[e["dtype"]](e["data"]).astype(np.float64).reshape(e["shape"]) for name, e in floats}
+    return {name: _floats(entry).reshape(entry["shape"]) for name, entry in entries if entry["dtype"] in _FORMATS}
+
+
+def _floats(entry: Mapping[str, Any]) -> Floats:
+    """The numbers of a tensor, flat."""
+    numbers = np.frombuffer(entry["data"], _FORMATS[entry["dtype"]])
+    if entry["dtype"] == "BF16":
+        numbers = (numbers.astype("<u4") << 16).view("<f4")
+    return numbers.astype(np.float64)
 
 
 def read_tokens(folder: Path) -> dict[str, int] | None:

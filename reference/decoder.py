@@ -61,19 +61,17 @@ class Decoder:
             CacheLengthError: the target cache does not hold the committed tokens: something else used it.
             DecodingFault: a model or the drafter broke its contract.
         """
-        state.check_usable()
+        state.check_boundary()
         if state.finish is not None:
             raise InvalidSetting(f"this turn has ended ({state.finish}); begin the next one with extend")
-        state.check_boundary()
         try:
             block = self._propose(state)
             p, verified = self._verify(state, block)
             q = [distribution.dense() for distribution in block.distributions]
             verdict = self.acceptance.decide(p, q, block.tokens, self.randomness, len(state.history))
             round_ = self._report(state, block, p, q, verdict)
-            changes = state.after(round_, block, verified.hidden)
             self._commit(state, round_)
-            state.record(changes)
+            state.record(round_, block, verified.hidden)
         except BaseException:
             state.roll_back()
             raise
@@ -106,13 +104,13 @@ class Decoder:
         """What the round decided: the accepted proposals and the verdict's token, cut behind the first stop token."""
         a, drafted = verdict.num_accepted, block.tokens
         emitted = self._until_stop([*drafted[:a], verdict.token])
-        tested = range(min(a + 1, len(drafted)))
+        tested = list(zip(p, q, strict=False))[: a + 1]  # p has one more
         return Round(
             drafted, a, tuple(emitted),
             p=tuple(float(p[i][token]) for i, token in enumerate(drafted)),
             q=tuple(float(q[i][token]) for i, token in enumerate(drafted)),
-            sum_min=tuple(float(np.minimum(p[i], q[i]).sum()) for i in tested),
-            sum_prod=tuple(float((p[i] * q[i]).sum()) for i in tested),
+            sum_min=tuple(float(np.minimum(p_i, q_i).sum()) for p_i, q_i in tested),
+            sum_prod=tuple(float((p_i * q_i).sum()) for p_i, q_i in tested),
             log_probabilities=tuple(_log(float(p[i][token])) for i, token in enumerate(emitted)),
             finish=self._finish(emitted[-1], len(state.emitted) + len(emitted), state.max_tokens),
         )  # fmt: skip
@@ -170,12 +168,10 @@ class Decoder:
         Raises:
             As `prefill`, and `state` stays usable then; and as `step` where it was used up, or its cache is another's.
         """
-        state.check_usable()
         state.check_boundary()
         try:
-            following = self.prefill([*state.history, *tokens], state.drafter, max_tokens, state.target_cache)
             state.superseded = True
-            return following
+            return self.prefill([*state.history, *tokens], state.drafter, max_tokens, state.target_cache)
         except BaseException:  # whatever came, and whenever: either the new state has the caches, or the old one
             state.superseded = False
             state.roll_back()
@@ -200,13 +196,9 @@ class Decoder:
         Raises: as `step`.
         """
         state.check_usable()
-        yield from self._deliver(state)
-        while state.finish is None:
-            self.step(state)
-            yield from self._deliver(state)
-
-    def _deliver(self, state: DecoderState) -> Generator[GeneratedToken, None, None]:
-        while state.delivered < len(state.tokens):
+        while state.delivered < len(state.tokens) or state.finish is None:
+            if state.delivered == len(state.tokens):
+                self.step(state)
             state.check_usable()
             state.delivered += 1
             try:

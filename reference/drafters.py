@@ -92,7 +92,8 @@ class DraftModel:
 
     def check_vocabulary(self, target: LanguageModel) -> None:
         """Raises `VocabularyMismatch` unless sizes and, where both are known, tokens agree."""
-        check_vocabularies(target.vocab_size, self.model.vocab_size, tokens_of(target), tokens_of(self.model))
+        contents = (getattr(model, "tokens", None) for model in (target, self.model))
+        check_vocabularies(target.vocab_size, self.model.vocab_size, *contents)
 
     def synced_len(self, history: Sequence[int]) -> int:
         """How many tokens of the history the cache holds."""
@@ -100,13 +101,10 @@ class DraftModel:
 
     def propose(self, history: Sequence[int], target_hidden: Floats | None, budget: int) -> DraftBlock:
         """Up to min(budget, max_draft) proposals, drawn one after the other; DecodingFault by a broken model."""
-        k = budget if self.max_draft is None else min(budget, self.max_draft)
-        if k <= 0 or not history:
-            return DraftBlock()
-        self._drop_rows_from(len(history) - 1)
+        self.rollback(history)
         tokens: list[int] = []
         distributions: list[DraftDistribution] = []
-        while len(tokens) < k:
+        for _ in range(budget if history else 0)[: self.max_draft]:
             context = [*history, *tokens]
             logits = advance(self.model, context[self.cache.offset :], self.cache).logits[-1]  # [T, V] -> [V]
             q = self._distribution(logits, context)
@@ -114,7 +112,7 @@ class DraftModel:
                 break
             tokens.append(self._draw(q, len(context)))
             distributions.append(DraftDistribution.from_dense(q))
-        if self.schedule == "eager":
+        if tokens and self.schedule == "eager":
             self._feed([*history, *tokens])
         return DraftBlock(tuple(tokens), tuple(distributions))
 
@@ -123,12 +121,12 @@ class DraftModel:
 
         After a full acceptance one row is missing, and no trim can express that (lablup/mlxcel#994).
         """
-        self._drop_rows_from(len(history) - 1)
+        self.rollback(history)
         self._feed(history[:-2] if self.schedule == "deferred" else history[:-1])
 
     def settle(self, history: Sequence[int]) -> None:
         """Trim to the committed tokens, and forward every one that is missing."""
-        self._drop_rows_from(len(history) - 1)
+        self.rollback(history)
         self._feed(history[:-1])
 
     def rollback(self, history: Sequence[int]) -> None:
@@ -147,10 +145,6 @@ class DraftModel:
     def _draw(self, q: Floats, position: int) -> int:
         return self.randomness.categorical(q) if self.draw is None else self.draw(q, position)
 
-    def _drop_rows_from(self, length: int) -> None:
-        """Trim to at most `length` rows."""
-        self.cache.trim(max(self.cache.offset - length, 0))
-
     def _feed(self, tokens: Sequence[int]) -> None:
         """Forward what the cache does not hold of `tokens`, from position 0 on."""
         missing = tokens[self.cache.offset :]
@@ -163,12 +157,6 @@ def checked_limit(max_draft: int | None) -> int | None:
     return None if max_draft is None else checked_integer("max_draft", max_draft, 0, ", or None for no limit")
 
 
-def tokens_of(model: LanguageModel) -> Mapping[str, int] | None:
-    """The tokenizer's vocabulary of a model that has it with it (`Transformer.tokens`), else None."""
-    tokens: Mapping[str, int] | None = getattr(model, "tokens", None)
-    return tokens
-
-
 def check_vocabularies(target_size: int, draft_size: int, target_tokens: Mapping[str, int] | None = None,
                        draft_tokens: Mapping[str, int] | None = None) -> None:  # fmt: skip
     """VocabularyMismatch where the sizes differ, or both tokenizers are given and number a token differently."""
@@ -176,10 +164,7 @@ def check_vocabularies(target_size: int, draft_size: int, target_tokens: Mapping
     if target_size != draft_size:
         sizes = f"the target has {target_size} tokens, the drafter {draft_size}"
         raise VocabularyMismatch(f"{sizes}; {advice} and (padded) vocabulary size")
-    if target_tokens is None or draft_tokens is None:
-        return
-    for token in sorted(target_tokens.keys() | draft_tokens.keys()):
-        ours, theirs = target_tokens.get(token), draft_tokens.get(token)
-        if ours != theirs:
-            ids = f"both have {target_size} ids, but {token!r} is {ours} for the target, {theirs} for the drafter"
-            raise VocabularyMismatch(f"{ids}; {advice}")
+    if target_tokens is not None and draft_tokens is not None and target_tokens != draft_tokens:
+        token = min(token for token, _ in target_tokens.items() ^ draft_tokens.items())
+        ids = f"{target_tokens.get(token)} for the target, {draft_tokens.get(token)} for the drafter"
+        raise VocabularyMismatch(f"both have {target_size} ids, but {token!r} is {ids}; {advice}")

@@ -46,21 +46,17 @@ class PromptLookup:
 
     def propose(self, history: Sequence[int], target_hidden: Floats | None, budget: int) -> DraftBlock:
         """The tokens that followed the longest n-gram found; none where nothing is found."""
-        k = budget if self.max_draft is None else min(budget, self.max_draft)
-        start = self._continuation(list(history))
-        if k <= 0 or start is None:
-            return DraftBlock()
-        tokens = tuple(history[start : start + k])
+        tokens = tuple(self._continuation(list(history))[: max(budget, 0)][: self.max_draft])
         return DraftBlock(tokens, tuple(DraftDistribution.point_mass(token, self.vocab_size) for token in tokens))
 
-    def _continuation(self, history: list[int]) -> int | None:
-        """Index of the token behind an earlier occurrence of the history's last tokens."""
+    def _continuation(self, history: list[int]) -> list[int]:
+        """What followed an earlier occurrence of the history's last tokens; nothing where there is none."""
         for n in range(self.max_ngram, self.min_ngram - 1, -1):
             starts = range(len(history) - n)
             for start in starts if self.occurrence == "first" else reversed(starts):
                 if history[start : start + n] == history[-n:]:
-                    return start + n
-        return None
+                    return history[start + n :]
+        return []
 
     def commit(self, history: Sequence[int]) -> None:
         """Nothing to do: it holds no state."""

@@ -1,7 +1,7 @@
 """Every random decision of a decoder, behind one small protocol.
 
-`SeededRandomness` draws. `UniformRandomness` takes its uniforms from outside: tests inject the end points 0 and just
-under 1, which no amount of sampling hits. `specproof.enumeration` walks all outcomes, behind the same protocol.
+`SeededRandomness` draws, by uniforms of its own or by those it is given: tests inject the end points 0 and just under
+1, which no amount of sampling hits. `specproof.enumeration` walks all outcomes, behind the same protocol.
 """
 
 from collections.abc import Callable
@@ -33,12 +33,15 @@ class Randomness(Protocol):
         """
 
 
-class UniformRandomness:
-    """Choices made from uniforms in [0, 1) that a callable hands out; Gumbel noise keyed by seed and position."""
+class SeededRandomness:
+    """Reproducible choices: coins and draws from a stream of uniforms in [0, 1), Gumbel noise by seed and position.
 
-    def __init__(self, uniform: Callable[[], float], seed: int = 0) -> None:
-        self.uniform = uniform
+    `uniform` hands out the uniforms; by default they are pseudo-random numbers of the seed.
+    """
+
+    def __init__(self, seed: int, uniform: Callable[[], float] | None = None) -> None:
         self.seed = checked_integer("seed", seed, 0)
+        self.uniform = uniform or np.random.default_rng(self.seed).random
 
     def bernoulli(self, probability: Any) -> bool:
         """True iff u < probability: strictly, or u = 0 would accept a token that the target never draws."""
@@ -55,14 +58,6 @@ class UniformRandomness:
         masses = np.asarray(probabilities, dtype=np.float64)
         log_masses = np.log(masses, out=np.full(len(masses), -np.inf), where=masses > 0)
         return int(np.argmax(log_masses + gumbel_noise(self.seed, position, len(masses))))
-
-
-class SeededRandomness(UniformRandomness):
-    """Reproducible pseudo-random choices."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(lambda: self._generator.random(), seed)
-        self._generator = np.random.default_rng(seed)
 
 
 def gumbel_noise(seed: int, position: int, vocab_size: int) -> Floats:

@@ -46,23 +46,20 @@ class DecoderState:
             raise InvalidSetting("this state was used up by extend; go on with the state it returned")
 
     def check_boundary(self) -> None:
-        """Raises CacheLengthError where the target cache holds another number of rows than `history[:-1]`."""
+        """As `check_usable`; CacheLengthError where the target cache holds not as many rows as `history[:-1]`."""
+        self.check_usable()
         rows, expected = self.target_cache.offset, len(self.history) - 1
         if rows != expected:
             held = f"the target cache holds {rows} rows, a history of {len(self.history)} tokens needs {expected}"
             raise CacheLengthError(f"{held}; something else used it: give every state its own (copy), or prefill anew")
 
-    def after(self, round_: Round, block: DraftBlock, hidden: Floats) -> dict[str, object]:
-        """The attributes as they are once a round stands, to be set all at once by `record`."""
+    def record(self, round_: Round, block: DraftBlock, hidden: Floats) -> None:
+        """A round stands. One call sets all, which no signal can interrupt half-way: the history names a boundary."""
         fresh = [GeneratedToken(t, i < round_.num_accepted, self.num_rounds) for i, t in enumerate(round_.emitted)]
-        return {
-            "history": [*self.history, *round_.emitted], "tokens": [*self.tokens, *fresh], "block": block,
-            "target_hidden": hidden[: len(round_.emitted)], "finish": round_.finish, "num_rounds": self.num_rounds + 1,
-        }  # fmt: skip
-
-    def record(self, changes: dict[str, object]) -> None:
-        """Set attributes in one call, which no signal can interrupt half-way: the history always names a boundary."""
-        vars(self).update(changes)
+        vars(self).update(
+            history=[*self.history, *round_.emitted], tokens=[*self.tokens, *fresh], block=block,
+            target_hidden=hidden[: len(round_.emitted)], finish=round_.finish, num_rounds=self.num_rounds + 1,
+        )  # fmt: skip
 
     def roll_back(self) -> None:
         """Undo a round that failed, whatever it left half-written: back to the boundary that `history` names."""
@@ -77,10 +74,8 @@ class DecoderState:
         if num_cut:
             kept = None if self.target_hidden is None else self.target_hidden[:-num_cut]
             history, tokens = self.history[:-num_cut], self.tokens[:-num_cut]
-            self.record({"history": history, "tokens": tokens, "finish": None, "target_hidden": kept})
-        self.roll_back()
+            vars(self).update(history=history, tokens=tokens, finish=None, target_hidden=kept)  # at once, as `record`
         try:
             self.drafter.settle(self.history)  # only `deferred` may have a row to catch up
-        except BaseException:
+        finally:
             self.roll_back()
-            raise

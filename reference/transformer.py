@@ -87,7 +87,7 @@ class Transformer:
         x = self._embed(tokens)  # [T] -> [T, D]
         positions = cache.offset + np.arange(len(x))  # [T]
         self._check_positions(positions)
-        angles = self._angles(positions)  # [T, d/2]
+        angles = rotary_angles(positions, self.config)  # [T, d/2]
         for index, layer in enumerate(self.layers):
             queries, keys, values = self._project(layer, x, angles)
             held = cache.append(index, keys, values)  # [n_kv, T, d] -> [n_kv, S + T, d]
@@ -116,10 +116,6 @@ class Transformer:
         last, limit = positions[-1], self.config.max_positions
         if limit is not None and last >= limit:
             raise ContextExhausted(f"{self.name} has {limit} positions, and was asked for {last}; end the turn before")
-
-    def _angles(self, positions: Integers) -> Floats:
-        """[T] -> [T, d/2]."""
-        return rotary_angles(positions, self.config)
 
     def _embed(self, tokens: Sequence[int]) -> Floats:
         """[T] -> [T, D]."""
@@ -157,7 +153,7 @@ def load(folder: Path | str) -> Transformer:
 
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     """[T, D] -> [T, D]."""
-    mean_square: Floats = (x * x).sum(axis=-1, keepdims=True) / x.shape[-1]  # [T, 1]
+    mean_square: Floats = (x * x).mean(axis=-1, keepdims=True)  # [T, 1]
     return x / np.sqrt(mean_square + eps) * weight
 
 
@@ -200,12 +196,11 @@ def attention(queries: Floats, keys: Floats, values: Floats, visible: Bools) -> 
 
 def check_tokens(tokens: Sequence[int], model: LanguageModel) -> list[int]:
     """The tokens as plain ints; TokenOutOfRange names the first that is no id of the model's vocabulary."""
-    ids = [as_count(token) for token in tokens]
-    for index, token in enumerate(ids):
-        if not 0 <= token < model.vocab_size:
+    for index, token in enumerate(tokens):
+        if not 0 <= as_count(token) < model.vocab_size:
             vocabulary = f"the vocabulary 0..{model.vocab_size - 1} of {model.name}; give integer ids of its tokenizer"
-            raise TokenOutOfRange(f"token {tokens[index]!r} at index {index} is outside {vocabulary}")
-    return ids
+            raise TokenOutOfRange(f"token {token!r} at index {index} is outside {vocabulary}")
+    return [int(token) for token in tokens]
 
 
 def advance(model: LanguageModel, tokens: Sequence[int], cache: KVCache) -> Activations:

@@ -4,20 +4,18 @@ No behaviour beyond validation and look-up. `mlx_impl` may import this module an
 and nothing else of `reference`, so that the decoding logic stays written twice.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.errors import InvalidSetting, TokenOutOfRange
+from reference.errors import InvalidSetting
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -110,16 +108,14 @@ class DraftDistribution:
     vocab_size: int  # V, the length of the dense form
 
     @classmethod
-    def from_dense(cls, dense: Floats) -> DraftDistribution:
+    def from_dense(cls, dense: Floats) -> Self:
         """The sparse form of a dense distribution [V]."""
         support = np.flatnonzero(dense)
         return cls(support, dense[support], len(dense))
 
     @classmethod
-    def point_mass(cls, token: int, vocab_size: int) -> DraftDistribution:
+    def point_mass(cls, token: int, vocab_size: int) -> Self:
         """All mass on one token: what a deterministic drafter draws from."""
-        if not 0 <= token < vocab_size:
-            raise TokenOutOfRange(f"token {token} is outside the vocabulary 0..{vocab_size - 1}; check the drafter")
         return cls(np.array([token], dtype=np.int64), np.ones(1), vocab_size)
 
     def prob(self, token: int) -> float:

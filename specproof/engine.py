@@ -209,6 +209,9 @@ class Boundary:
         observation: the caches, here.
         log_probabilities: log p of each token that the round emitted, p being what plain decoding draws it from, after
             temperature, penalties and truncation; None: cannot be seen.
+        allowed: the most proposals that the engine let the drafter make in that round, where it chooses that for each
+            round: 0 in a pause. None: it does not say, and k and the budget alone limit a round.
+        proposer: the kind of drafter that made the round's proposals, where several take turns; None: the case's.
     """
 
     emitted: tuple[int, ...]
@@ -217,6 +220,8 @@ class Boundary:
     draft_distributions: tuple[DraftDistribution, ...] | None = None
     contexts: tuple[tuple[int, ...], ...] | None = None
     log_probabilities: tuple[float, ...] | None = None
+    allowed: int | None = None
+    proposer: DrafterKind | None = None
 
 
 @runtime_checkable

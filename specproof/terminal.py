@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from reference.drafters import check_vocabularies, tokens_of
+from reference.drafters import check_vocabularies
 from reference.errors import InvalidSetting
 from reference.transformer import load
 from specproof.engine import Engine
@@ -58,7 +58,7 @@ def pair_of(target: Path | None, draft: Path | None, default: Pair) -> Pair:
     if target is None or draft is None:
         raise InvalidSetting("only one of --target and --draft is given; a drafter belongs to its target, give both")
     target_model, draft_model = load(target), load(draft)
-    check_vocabularies(target_model.vocab_size, draft_model.vocab_size, tokens_of(target_model), tokens_of(draft_model))
+    check_vocabularies(target_model.vocab_size, draft_model.vocab_size, target_model.tokens, draft_model.tokens)
     return Pair(target, draft)
 
 

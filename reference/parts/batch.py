@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from reference.cache import KVCache, LayerCache
 from reference.errors import CacheLengthError
-from reference.transformer import Activations, Transformer
+from reference.transformer import Activations, Transformer, rotary_angles
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -147,7 +147,7 @@ class BatchTransformer(Transformer):
         rows = np.repeat([cache.row for cache in caches], [len(row) for row in tokens])  # [N]
         positions = np.concatenate([c.offset + np.arange(len(t)) for c, t in zip(caches, tokens, strict=True)])  # [N]
         self._check_positions(np.sort(positions))
-        angles = self._angles(positions)  # [N, d/2]
+        angles = rotary_angles(positions, self.config)  # [N, d/2]
         for index, layer in enumerate(self.layers):
             queries, keys, values = self._project(layer, x, angles)
             batch.append(index, rows, positions, keys, values)

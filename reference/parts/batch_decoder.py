@@ -57,7 +57,6 @@ class BatchDecoder(Decoder):
         own = BatchRow(self, state, state.target_cache)
         rows = [row for row in (*self.companions, own) if row is own or row.state.finish is None]
         for row in rows:
-            row.state.check_usable()
             row.state.check_boundary()
         try:
             rounds = self._round_of_all(rows)
@@ -96,7 +95,6 @@ class BatchDecoder(Decoder):
         p = [self._distribution(activations, i, context) for i, context in enumerate(contexts)]
         verdict = self.acceptance.decide(p, q, block.tokens, self.randomness, len(state.history))
         round_ = self._report(state, block, p, q, verdict)
-        changes = state.after(round_, block, activations.hidden)
         self._commit(state, round_)
-        state.record(changes)
+        state.record(round_, block, activations.hidden)
         return round_

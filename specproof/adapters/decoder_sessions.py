@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from reference.values import DraftDistribution, Round
-from specproof.engine import Boundary, Observation
+from specproof.engine import Boundary, DrafterKind, Observation
 
 OnRound = Callable[[Any, Round], None]
 """Called with the state that a step leaves, and the round it did."""
@@ -65,6 +65,14 @@ class DecoderSession(ABC):
         """Those of the tokens that a round emitted, where the decoder reports them."""
         return None
 
+    def allowed(self) -> int | None:
+        """The most proposals that the last round might draft, where the decoder chooses that for each round."""
+        return None
+
+    def proposer(self) -> DrafterKind | None:
+        """Which kind of drafter made the last block, where there are several."""
+        return None
+
     def __iter__(self) -> Iterator[int]:
         """The tokens, as the decoder's `generate` hands them out; every call goes on with the same turn."""
         return self._tokens
@@ -97,6 +105,8 @@ class DecoderSession(ABC):
                 draft_distributions=None if done is None else self.distributions(state),
                 contexts=contexts if self._shows_contexts else None,
                 log_probabilities=self.log_probabilities(done),
+                allowed=None if done is None else self.allowed(),
+                proposer=None if done is None else self.proposer(),
             )
         )
 

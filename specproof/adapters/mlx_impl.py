@@ -36,10 +36,11 @@ from specproof.adapters.decoder_sessions import (
     Processors,
     observed,
 )
+from specproof.adapters.mlx_drafting import NotedLength, proposer_of
 from specproof.adapters.mlx_models import ObservedModel, PromptCache, observation, state_key, weights_written
 from specproof.adapters.remembered import RememberedModel
 from specproof.bad_input import PROBES
-from specproof.engine import Capabilities, Case, Choices, Floats, Observation, Session
+from specproof.engine import Capabilities, Case, Choices, DrafterKind, Floats, Observation, Session
 
 LoadModel = Callable[[Path], Any]
 
@@ -49,6 +50,10 @@ NOT_REFUSED = {"vocabulary_content", "target_context", "draft_context"}
 
 class MlxImplSession(DecoderSession):
     """One turn of the MLX decoder."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._length = self._decoder.draft_length = NotedLength(self._decoder.draft_length)
 
     def observe(self) -> Observation:
         """The caches as they are now."""
@@ -61,6 +66,14 @@ class MlxImplSession(DecoderSession):
     def log_probabilities(self, done: Round | None) -> tuple[float, ...] | None:
         """As the round reports them."""
         return None if done is None else done.log_probabilities
+
+    def allowed(self) -> int:
+        """What the decoder's draft length chose, and the budget left of it."""
+        return self._length.allowed
+
+    def proposer(self) -> DrafterKind | None:
+        """As a chain tells it."""
+        return proposer_of(self.drafter)
 
 
 class LeanMlxImplSession(MlxImplSession):

@@ -15,7 +15,7 @@ from reference.cache import KVCache
 from reference.decoder import Decoder
 from reference.drafters import Drafter, DraftModel
 from reference.prompt_lookup import PromptLookup
-from reference.randomness import Randomness, SeededRandomness, UniformRandomness
+from reference.randomness import Randomness, SeededRandomness
 from reference.values import SamplingParams
 from specproof.adapters.decoder_sessions import OnRound, Processors, observed
 from specproof.adapters.reference_sessions import (
@@ -51,7 +51,7 @@ class ReferenceEngine:
     decoder_class: type[Decoder] = Decoder
     drafter_class: type[DraftModel] = DraftModel
     lookup_class: Callable[[int], PromptLookup] = PromptLookup
-    randomness_class: Callable[[int], UniformRandomness] = SeededRandomness
+    randomness_class: Callable[[int], SeededRandomness] = SeededRandomness
     target_class: type[WrappedModel] = WrappedModel
     draft_class: type[WrappedModel] = WrappedModel
     architecture: str = "llama"

@@ -11,7 +11,7 @@ from reference.acceptance import Verdict
 from reference.decoder import DecoderState
 from reference.parts.batch import BatchCache, BatchTransformer
 from reference.parts.batch_decoder import BatchDecoder, BatchRow, Context
-from reference.randomness import SeededRandomness, UniformRandomness
+from reference.randomness import SeededRandomness
 from reference.values import DraftBlock, Round
 from specproof.adapters.reference import ENGINE
 from specproof.adapters.reference_parts import BATCH, BATCH_GRAMMAR, WrappedBatchModel
@@ -99,7 +99,7 @@ class RanksDrawApart(NeverChecks):
         self, state: DecoderState, block: DraftBlock, p: list[Floats], q: list[Floats], verdict: Verdict
     ) -> Round:
         done = super()._report(state, block, p, q, verdict)
-        other: UniformRandomness = SeededRandomness(len(state.history))
+        other = SeededRandomness(len(state.history))
         theirs = self.acceptance.decide(p, q, block.tokens, other, len(state.history))
         vars(state)["ahead"] = theirs.num_accepted - verdict.num_accepted
         return done

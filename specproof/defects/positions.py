@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reference.cache import KVCache
-from reference.transformer import Activations, rotary_angles
+from reference.transformer import Activations, Layer, rotary_angles
 from specproof.adapters.reference_sessions import WrappedModel
 from specproof.defects.mutations import oracle_defect
 from specproof.engine import ModelSpec
@@ -25,10 +24,11 @@ class ShiftsPositions(WrappedModel):
         super().__init__(spec)
         self._shift = 0
         self._model = copy.copy(self._model)
-        vars(self._model)["_angles"] = self._angles
+        vars(self._model)["_project"] = self._project
 
-    def _angles(self, positions: NDArray[np.int64]) -> Any:
-        return rotary_angles(positions + self._shift, self._model.config)
+    def _project(self, layer: Layer, x: Floats, angles: Floats) -> tuple[Floats, Floats, Floats]:
+        further = rotary_angles(np.array([self._shift]), self._model.config)  # [1, d/2]
+        return type(self._model)._project(self._model, layer, x, angles + further)
 
     def shift(self, offset: int, count: int) -> int:
         """How far off a forward of `count` tokens after `offset` rows is."""

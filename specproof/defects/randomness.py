@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.randomness import SeededRandomness, UniformRandomness
+from reference.randomness import SeededRandomness
 from specproof.adapters.reference import ReferenceEngine
 from specproof.defects.mutations import oracle_defect
 
@@ -32,7 +32,7 @@ class ReusesDraftNoise(SeededRandomness):
         """With the last draw's number after a rejection, else with a fresh one."""
         number = self._drawn if self._rejected else self.uniform()
         self._drawn, self._rejected = number, False
-        return UniformRandomness(lambda: number).categorical(probabilities)
+        return SeededRandomness(0, lambda: number).categorical(probabilities)
 
 
 class OneCoinForBoth(SeededRandomness):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specproof.engine import Boundary, Capabilities, Case, Floats, Observation
+from specproof.oracle import Oracle
 from specproof.results import Violation
 from specproof.runner import Run, error_text
 
@@ -128,6 +129,11 @@ def exit_point(run: Run) -> Point:
 def has_draft(run: Run) -> bool:
     """Whether a draft model proposes: another drafter may have no cache."""
     return run.case.draft is not None
+
+
+def proposing_model(run: Run, boundary: Boundary) -> Oracle | None:
+    """The model that made the proposals of the round before a boundary; None where they came without one."""
+    return None if boundary.proposer == "prompt_lookup" else run.draft
 
 
 def never_started(run: Run, point: Point) -> bool:

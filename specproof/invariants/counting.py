@@ -8,9 +8,19 @@ from itertools import pairwise
 
 import numpy as np
 
-from reference.values import DraftDistribution, Round
-from specproof.engine import Capabilities, Floats
-from specproof.invariants.base import ABSOLUTE, LOGIT_NOISE, TURNED, RunInvariant, has_rounds, round_place, setting
+from reference.values import Round
+from specproof.engine import Boundary, Capabilities, Floats
+from specproof.invariants.base import (
+    ABSOLUTE,
+    LOGIT_NOISE,
+    TURNED,
+    RunInvariant,
+    has_rounds,
+    proposing_model,
+    round_place,
+    setting,
+)
+from specproof.oracle import Oracle
 from specproof.results import Violation
 from specproof.runner import Run
 
@@ -54,26 +64,27 @@ def _check(run: Run) -> list[Violation]:
         if boundary.round is not None:
             before = run.boundaries[index].emitted
             problems = [
-                *_round_problems(run, boundary.round, boundary.draft_distributions, before),
+                *_round_problems(run, boundary, boundary.round, before),
                 *_order_problems(run, boundary.round, last=index == len(run.boundaries) - 2),
             ]
             found += [Violation(NAME, run.case.id, index, f"{what} ({round_place(run, index)}).") for what in problems]
     return [*found, *_total_violation(run), *_idle_drafter(run)]
 
 
-def _round_problems(
-    run: Run, done: Round, draft: tuple[DraftDistribution, ...] | None, before: tuple[int, ...]
-) -> Iterator[str]:
+def _round_problems(run: Run, boundary: Boundary, done: Round, before: tuple[int, ...]) -> Iterator[str]:
     """A round's figures: their number, and their values as the models give them."""
     k, tested = len(done.drafted), done.num_tested
+    if boundary.allowed is not None and k > boundary.allowed:
+        yield f"{k} tokens were proposed, and the round was allowed {boundary.allowed}"
     for name, wanted in (("p", k), ("q", k), ("sum_min", tested), ("sum_prod", tested)):
         figures = getattr(done, name)
         if len(figures) not in (0, wanted):
             yield f"{name} has {len(figures)} entries, expected {wanted} ({k} proposed, {tested} tested)"
             return
     history = run.case.prompt + before
+    draft = proposing_model(run, boundary)
     p = run.target.distributions(history + done.drafted, len(history), run.case.sampling)
-    q = [distribution.dense() for distribution in draft or ()]
+    q = [distribution.dense() for distribution in boundary.draft_distributions or ()]
     expected = {
         "p": [p[i][token] for i, token in enumerate(done.drafted)],
         "q": [dense[token] for dense, token in zip(q, done.drafted, strict=False)],
@@ -83,7 +94,8 @@ def _round_problems(
     for name, values in expected.items():
         for i, (reported, value) in enumerate(zip(getattr(done, name), values, strict=False)):
             off = not abs(reported - value) <= ABSOLUTE[run.capabilities.precision]
-            if off and not _is_rounding(run, history, done, i, name, reported, q):
+            prefix, token = history + done.drafted[:i], done.drafted[i]
+            if off and not _is_rounding(run, draft, prefix, token, name, reported, q[i : i + 1]):
                 yield f"{name} of proposal {i} is reported as {reported:.6g}, the models' logits give {value:.6g}"
 
 
@@ -97,13 +109,13 @@ FIGURES: dict[str, Callable[[Floats, Floats, int], float]] = {
 
 
 def _is_rounding(
-    run: Run, history: tuple[int, ...], done: Round, i: int, name: str, reported: float, q: Sequence[Floats]
+    run: Run, draft: Oracle | None, prefix: tuple[int, ...], token: int, name: str, reported: float, q: Sequence[Floats]
 ) -> bool:
-    """Whether a figure of proposal i is that of p and q as a near-tie at its place may turn them."""
-    prefix, sampling, noise = history + done.drafted[:i], run.case.sampling, LOGIT_NOISE[run.capabilities.precision]
+    """Whether a figure of a proposal is that of p and q (if shown) as a near-tie at its place may turn them."""
+    sampling, noise = run.case.sampling, LOGIT_NOISE[run.capabilities.precision]
     ps = [run.target.distribution(prefix, sampling), *run.target.alternatives(prefix, sampling, noise)]
-    qs = [*q[i : i + 1], *(run.draft.alternatives(prefix, sampling, noise) if run.draft else [])] or ps[:1]
-    figures = (FIGURES[name](p, dense, done.drafted[i]) for p in ps for dense in qs)
+    qs = [*q, *(draft.alternatives(prefix, sampling, noise) if draft else [])] or ps[:1]
+    figures = (FIGURES[name](p, dense, token) for p in ps for dense in qs)
     return any(abs(reported - figure) <= TURNED * noise for figure in figures)
 
 
@@ -137,14 +149,14 @@ def _total_violation(run: Run) -> Iterator[Violation]:
 
 
 def _idle_drafter(run: Run) -> Iterator[Violation]:
-    """A draft model that nothing limits, and that proposed nothing in a whole turn."""
+    """A draft model that nothing limits, and that proposed nothing in a whole turn, rounds of a pause left out."""
     case = run.case
     limited = case.draft is None or case.num_draft_tokens == 0 or case.min_prob > 0
     # A round has room for a proposal where the budget leaves two tokens or more.
     rounds = [
         after.round
         for before, after in pairwise(run.boundaries)
-        if after.round is not None and case.max_tokens - len(before.emitted) > 1
+        if after.round is not None and case.max_tokens - len(before.emitted) > 1 and after.allowed != 0
     ]
     if not limited and rounds and not any(done.drafted for done in rounds):
         yield Violation(
@@ -152,8 +164,7 @@ def _idle_drafter(run: Run) -> Iterator[Violation]:
             case.id,
             None,
             f"the drafter proposed nothing in {len(rounds)} rounds, expected up to {case.num_draft_tokens} proposals "
-            f"in "
-            f"each: no floor and no budget limits it ({setting(case)}, temperature {case.sampling.temperature:g}).",
+            f"in each: no floor and no budget limits it ({setting(case)}, temperature {case.sampling.temperature:g}).",
             {"rounds": len(rounds)},
         )
 
@@ -167,7 +178,7 @@ COUNTERS = RunInvariant(
     statement="emitted = sum of (a + 1) less what was cut; the reported p, q and closed forms have one entry per "
     "position and equal those of the models' own distributions; only the last round ends the turn or is cut; a draft "
     "model that nothing limits proposes something",
-    blind_spot="counters that an engine keeps elsewhere, in its logs or metrics",
+    blind_spot="counters that an engine keeps elsewhere, in its logs or metrics; a draft length that pauses for good",
     observable=_observable,
     applies=has_rounds,
     check=_check,

@@ -8,7 +8,8 @@ import numpy as np
 
 from reference.values import DraftDistribution, Round
 from specproof.engine import Capabilities, Floats
-from specproof.invariants.base import ABSOLUTE, LOGIT_NOISE, RunInvariant, near, round_place
+from specproof.invariants.base import ABSOLUTE, LOGIT_NOISE, RunInvariant, near, proposing_model, round_place
+from specproof.oracle import Oracle
 from specproof.results import Violation
 from specproof.runner import Run
 
@@ -21,21 +22,22 @@ def _check(run: Run) -> list[Violation]:
         if boundary.round is None or boundary.draft_distributions is None:
             continue
         history = run.case.prompt + run.boundaries[index].emitted
-        for i, problem in _problems(run, history, boundary.round, boundary.draft_distributions):
+        draft = proposing_model(run, boundary)
+        for i, problem in _problems(run, draft, history, boundary.round, boundary.draft_distributions):
             message = f"q of proposal {i} {problem} ({round_place(run, index)})."
             found.append(Violation(NAME, run.case.id, index, message, {"proposal": i}))
     return found
 
 
 def _problems(
-    run: Run, history: tuple[int, ...], done: Round, reported: Sequence[DraftDistribution]
+    run: Run, draft: Oracle | None, history: tuple[int, ...], done: Round, reported: Sequence[DraftDistribution]
 ) -> Iterator[tuple[int, str]]:
-    """(proposal, what is wrong with its q)."""
+    """(proposal, what is wrong with its q), where `draft` proposed, or a drafter without a model."""
     if len(reported) != len(done.drafted):
         yield len(reported), f"is missing: {len(reported)} distributions were shown for {len(done.drafted)} proposals"
         return
     tolerance = ABSOLUTE[run.capabilities.precision]
-    recomputed = _recomputed(run, history, done)
+    recomputed = _recomputed(run, draft, history, done)
     for i, (token, distribution) in enumerate(zip(done.drafted, reported, strict=True)):
         q, wanted = distribution.dense(), recomputed[i]
         distance = float(np.abs(q - wanted).max()) if len(q) == len(wanted) else float("inf")
@@ -43,7 +45,7 @@ def _problems(
             yield i, f"sums to {q.sum():.6g}, expected 1: report it after temperature, masks and penalties, normalised"
         elif not distribution.prob(token) > 0:
             yield i, f"gives the drafted token {token} no mass: report the distribution that the token was drawn from"
-        elif distance > tolerance and not _is_rounding(run, history + done.drafted[:i], q):
+        elif distance > tolerance and not _is_rounding(run, draft, history + done.drafted[:i], q):
             yield (
                 i,
                 (
@@ -54,21 +56,21 @@ def _problems(
             )
 
 
-def _recomputed(run: Run, history: tuple[int, ...], done: Round) -> list[Floats]:
+def _recomputed(run: Run, draft: Oracle | None, history: tuple[int, ...], done: Round) -> list[Floats]:
     """The q of each proposal, without a cache; a drafter without a model is certain of what it proposes."""
-    if run.draft is None:
+    if draft is None:
         return [DraftDistribution.point_mass(token, run.target.vocab_size).dense() for token in done.drafted]
     if not done.drafted:
         return []
-    return run.draft.distributions(history + done.drafted[:-1], len(history), run.case.sampling)
+    return draft.distributions(history + done.drafted[:-1], len(history), run.case.sampling)
 
 
-def _is_rounding(run: Run, prefix: tuple[int, ...], q: Floats) -> bool:
+def _is_rounding(run: Run, draft: Oracle | None, prefix: tuple[int, ...], q: Floats) -> bool:
     """Whether q keeps other tokens than the oracle's because of a near-tie, at the argmax or at a truncation's edge."""
-    if run.draft is None or len(q) != run.draft.vocab_size:
+    if draft is None or len(q) != draft.vocab_size:
         return False
     precision = run.capabilities.precision
-    return near(q, run.draft.alternatives(prefix, run.case.sampling, LOGIT_NOISE[precision]), precision)
+    return near(q, draft.alternatives(prefix, run.case.sampling, LOGIT_NOISE[precision]), precision)
 
 
 def _observable(capabilities: Capabilities) -> bool:
@@ -83,7 +85,8 @@ HONEST_Q = RunInvariant(
     name=NAME,
     statement="the reported q is normalised, gives the drafted token positive mass, and equals the drafter's "
     "distribution recomputed without a cache for that very prefix",
-    blind_spot="how the token was drawn from q: a drafter that takes q's argmax and reports q is exact_law's to see",
+    blind_spot="how the token was drawn from q: a drafter that takes q's argmax and reports q is exact_law's to see; "
+    "and whose block it was, where the engine names the drafter",
     observable=_observable,
     applies=_applies,
     check=_check,

@@ -99,8 +99,10 @@ class ReportsUnnormalisedQ(DraftModel):
 class ForgetsCloseCleanUp(Decoder):
     """A stream that is closed inside a block leaves the whole block in the caches."""
 
-    def _deliver(self, state: DecoderState) -> Iterator[GeneratedToken]:
-        while state.delivered < len(state.tokens):
+    def generate(self, state: DecoderState) -> Iterator[GeneratedToken]:
+        while state.delivered < len(state.tokens) or state.finish is None:
+            if state.delivered == len(state.tokens):
+                self.step(state)
             state.delivered += 1
             yield state.tokens[state.delivered - 1]
 

@@ -18,6 +18,7 @@ from specproof.adapters.reference import ENGINE
 from specproof.defects.draft_cache import NeverTrims, TrimsRejectedPlusOne
 from specproof.defects.metrics import CountsOneMore
 from specproof.defects.mutations import with_decoder, with_drafter
+from specproof.defects.stop import NeverDraftsGreedily
 from specproof.engine import Engine
 from specproof.invariants.counting import Counts, count
 from specproof.pairs import toy
@@ -87,9 +88,23 @@ def test_counters_judge_the_rounds_as_reported() -> None:
             run, boundaries=(*others, replace(last, round=replace(last.round, finish="stop")))
         ),
         "tokens were received, expected": replace(run, emitted=(*run.emitted, 1)),
+        f"{len(second.drafted)} tokens were proposed, and the round was allowed 0": replace(
+            run, boundaries=(others[0], replace(others[1], allowed=0), *others[2:], last)
+        ),
     }
     for message, changed in wrong.items():
         assert any(message in violation.message for violation in violations("counters", changed)), message
+
+
+def test_counters_excuse_a_drafter_that_proposes_nothing_only_in_the_rounds_of_a_pause() -> None:
+    run = run_case(with_drafter(NeverDraftsGreedily), case_named("plain/greedy/k4/T0/p0"))
+    first, *rounds = run.boundaries
+    assert "the drafter proposed nothing" in violations("counters", run)[0].message
+    pauses = [replace(boundary, allowed=0) for boundary in rounds]
+    assert not violations("counters", replace(run, boundaries=(first, *pauses)))
+    asked = replace(rounds[0], allowed=4)
+    (found,) = violations("counters", replace(run, boundaries=(first, asked, *pauses[1:])))
+    assert "the drafter proposed nothing in 1 rounds" in found.message
 
 
 @pytest.mark.parametrize("mutant", [TrimsRejectedPlusOne, NeverTrims])

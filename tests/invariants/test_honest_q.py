@@ -82,6 +82,22 @@ def test_honest_q_knows_that_a_drafter_without_a_model_is_certain() -> None:
     assert violations("honest_q", _with_first_q(run, spread, *boundary.draft_distributions[1:]))
 
 
+def test_honest_q_judges_a_block_by_the_drafter_that_made_it() -> None:
+    """A lookup that takes turns with a draft model is certain in its own rounds, and in no others."""
+    run = run_case(ENGINE, case_named("plain/rejection/k4/T0.8/p0"))
+    first, second, *rest = run.boundaries
+    assert second.round is not None
+    looked_up = tuple(DraftDistribution.point_mass(token, 32) for token in second.round.drafted)
+    for reported, proposer, wrong in (
+        (second.draft_distributions, "draft_model", False),
+        (second.draft_distributions, "prompt_lookup", True),
+        (looked_up, "prompt_lookup", False),
+        (looked_up, "draft_model", True),
+    ):
+        told = replace(second, draft_distributions=reported, proposer=proposer)
+        assert bool(violations("honest_q", replace(run, boundaries=(first, told, *rest)))) == wrong
+
+
 def test_honest_q_is_blind_to_how_the_token_was_drawn() -> None:
     """A q that is reported rightly and drawn from wrongly is for `exact_law` to see."""
     assert "honest_q" not in broken(with_drafter(DrawsArgmax), "plain/rejection/k4/T0.8/p0")

@@ -27,11 +27,7 @@ class CountsItsRowsItself(DraftModel):
 
     def rollback(self, history: Sequence[int]) -> None:
         super().rollback(history)
-        self._rows = self.cache.offset
-
-    def _drop_rows_from(self, length: int) -> None:
-        super()._drop_rows_from(length)
-        self._rows = min(self._rows, length)
+        self._rows = min(self._rows, max(len(history) - 1, 0))
 
     def _feed(self, tokens: Sequence[int]) -> None:
         missing = tokens[self._rows :]

@@ -201,10 +201,41 @@ def test_every_drafter_of_a_chain_must_have_the_targets_vocabulary(drafters):
 def test_all_invariants_hold_for_a_chain_in_every_regime():
     drafted = 0
     for case in some_cases(2):
-        wrong, run = violations(ChainEngine("chain"), case, {"honest_q"})
+        wrong, run = violations(ChainEngine("chain"), case)
         assert not wrong, (case.id, wrong)
         drafted += sum(len(boundary.round.drafted) for boundary in run.boundaries if boundary.round)
     assert drafted >= 30
+
+
+class FlatLookup(Chain):
+    """The lookup's proposals with a q that they were not drawn from."""
+
+    def propose(self, history, target_hidden, budget):
+        block = super().propose(history, target_hidden, budget)
+        if self.proposer == 0:
+            block = replace(block, probabilities=mx.full(block.probabilities.shape, 1 / block.probabilities.shape[1]))
+        return block
+
+
+class NamesTheModel(Chain):
+    """The lookup's proposals, as the draft model's."""
+
+    def propose(self, history, target_hidden, budget):
+        block = super().propose(history, target_hidden, budget)
+        self.proposer = 1
+        return block
+
+
+@pytest.mark.parametrize("lying", [FlatLookup, NamesTheModel])
+def test_honest_q_sees_a_lookup_that_lies_about_q_or_has_its_proposals_named_anothers(lying):
+    class Engine(ChainEngine):
+        chain_class = lying
+
+    case = next(case for case in some_cases(2) if case.regime == "plain" and case.sampling.temperature > 0)
+    case = replace(case, prompt=tuple(REPEATING))
+    (found, *_), run = violations(Engine("lying"), case)[0]["honest_q"], violations(ChainEngine("chain"), case)[1]
+    assert run.boundaries[found.round + 1].proposer == "prompt_lookup"
+    assert "differs by" in found.message
 
 
 @pytest.mark.parametrize("rule", ["rejection", "sampler_match"])

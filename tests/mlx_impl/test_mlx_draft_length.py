@@ -301,13 +301,42 @@ class Adaptive(Decoder):
         super().__init__(target, num_draft_tokens=length, **settings)
 
 
-def test_all_invariants_but_that_something_is_proposed_hold_with_an_adaptive_length_in_every_regime():
-    lengths = Counter()
+def test_all_invariants_hold_with_an_adaptive_length_in_every_regime():
+    lengths, pauses = Counter(), 0
     for case in some_cases(1):
-        wrong, run = violations(MlxImplEngine("adaptive", decoder_class=Adaptive), case, {"counters"})
+        wrong, run = violations(MlxImplEngine("adaptive", decoder_class=Adaptive), case)
         assert not wrong, (case.id, wrong)
         lengths.update(len(boundary.round.drafted) for boundary in run.boundaries if boundary.round)
+        pauses += sum(boundary.allowed == 0 for boundary in run.boundaries)
     assert len(lengths) >= 3, lengths
+    assert pauses
+
+
+def plain_case():
+    return next(case for case in some_cases(1) if case.regime == "plain")
+
+
+def test_a_wrong_counter_is_seen_though_the_length_pauses():
+    class CountsOneMore(Adaptive):
+        def step(self, state):
+            done = super().step(state)
+            return replace(done, p=(*done.p, 0.5))
+
+    wrong, run = violations(MlxImplEngine("counts", decoder_class=CountsOneMore), plain_case())
+    assert any(boundary.allowed == 0 for boundary in run.boundaries)
+    assert "p has 1 entries, expected 0 (0 proposed, 0 tested)" in wrong["counters"][0].message
+
+
+def test_a_drafter_that_never_proposes_is_seen_though_the_length_pauses():
+    class ProposesNothing(DraftModel):
+        def propose(self, history, target_hidden, budget):
+            return super().propose(history, target_hidden, 0)
+
+    engine = MlxImplEngine("idle", decoder_class=Adaptive, drafter_class=ProposesNothing)
+    wrong, run = violations(engine, plain_case())
+    asked = sum(boundary.allowed not in (None, 0) for boundary in run.boundaries)
+    assert 0 < asked < len(run.boundaries) - 1
+    assert f"the drafter proposed nothing in {asked} rounds" in wrong["counters"][0].message
 
 
 class ByPast(Decoder):

@@ -17,7 +17,6 @@ from reference_strategies import Prefix, Tree, point_masses, rational, rationals
 from reference import RULES, AcceptanceRule, SamplingParams, SeededRandomness, distribution
 from reference.acceptance import Verdict, block_weights, expected_accepted, expected_accepted_block, residual
 from reference.errors import DishonestDraft
-from reference.randomness import UniformRandomness
 from specproof.enumeration import EnumeratedRandomness
 
 DISCRETE = ("greedy", "sampler_match", "rejection", "block")
@@ -308,14 +307,14 @@ def test_equal_distributions_are_always_accepted_by_the_rules_that_can(p: np.nda
 @pytest.mark.parametrize("name", ["rejection", "block"])
 def test_the_lowest_coin_does_not_accept_a_token_without_mass(name: str) -> None:
     p, q = np.array([0.0, 1.0]), np.array([0.5, 0.5])
-    verdict = RULES[name].decide([p, p], [q], [0], UniformRandomness(lambda: 0.0), 0)
+    verdict = RULES[name].decide([p, p], [q], [0], SeededRandomness(0, lambda: 0.0), 0)
     assert verdict == Verdict(0, 1)
 
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
 def test_the_highest_coin_accepts_what_is_certain(name: str) -> None:
     p, q = np.array([0.6, 0.4]), np.array([0.5, 0.5])
-    verdict = RULES[name].decide([p, p], [q], [0], UniformRandomness(lambda: JUST_UNDER_ONE), 0)
+    verdict = RULES[name].decide([p, p], [q], [0], SeededRandomness(0, lambda: JUST_UNDER_ONE), 0)
     assert verdict.num_accepted == 1
 
 
@@ -325,7 +324,7 @@ def test_a_residual_without_mass_gives_way_to_p() -> None:
     np.testing.assert_array_equal(residual(p, np.array([0.5, 0.9]), 0.5), p)
     # Rounding makes a ratio just under 1 of two distributions that are the same for every residual.
     q = np.array([np.nextafter(0.25, 1), 0.75])
-    verdict = RULES["rejection"].decide([p, p], [q], [0], UniformRandomness(lambda: JUST_UNDER_ONE), 0)
+    verdict = RULES["rejection"].decide([p, p], [q], [0], SeededRandomness(0, lambda: JUST_UNDER_ONE), 0)
     assert verdict == Verdict(0, 1)
 
 
@@ -334,12 +333,12 @@ def test_a_residual_that_is_tiny_beside_one_still_has_its_coin() -> None:
     p, q = np.array([0.25, 0.75]), np.array([np.nextafter(0.25, 0), 0.75])
     coins = []
 
-    class Watching(UniformRandomness):
+    class Watching(SeededRandomness):
         def bernoulli(self, probability: float) -> bool:
             coins.append(probability)
             return super().bernoulli(probability)
 
-    RULES["block"].decide([p, p, p], [q, q], [0, 0], Watching(lambda: 0.5), 0)
+    RULES["block"].decide([p, p, p], [q, q], [0, 0], Watching(0, lambda: 0.5), 0)
     assert coins == [1, 1]
 
 
@@ -347,7 +346,7 @@ def test_the_coin_that_rejected_is_not_used_for_the_draw_after_it() -> None:
     p, q = np.array([0.1, 0.5, 0.4]), np.array([0.8, 0.1, 0.1])
     for u, token in ((0.0, 1), (0.99, 2)):
         uniforms = iter([0.9, u])
-        verdict = RULES["rejection"].decide([p, p], [q], [0], UniformRandomness(lambda: next(uniforms)), 0)  # noqa: B023
+        verdict = RULES["rejection"].decide([p, p], [q], [0], SeededRandomness(0, lambda: next(uniforms)), 0)  # noqa: B023
         assert verdict == Verdict(0, token)
         assert next(uniforms, None) is None
 
@@ -356,7 +355,7 @@ def test_every_block_coin_is_thrown_and_the_last_success_wins() -> None:
     p = [np.array([0.5, 0.5])] * 3
     q = [np.array([0.9, 0.1]), np.array([0.5, 0.5])]
     uniforms = iter([0.99, 0.0, 0.0])  # the first coin fails, the second comes up, then the bonus
-    verdict = RULES["block"].decide(p, q, [0, 0], UniformRandomness(lambda: next(uniforms)), 0)
+    verdict = RULES["block"].decide(p, q, [0, 0], SeededRandomness(0, lambda: next(uniforms)), 0)
     assert verdict == Verdict(2, 0)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference import SeededRandomness, UniformRandomness
+from reference import SeededRandomness
 from reference.errors import DecodingFault, InvalidSetting
 from reference.randomness import gumbel_noise
 from specproof.enumeration import EnumeratedRandomness
@@ -18,8 +18,8 @@ from specproof.enumeration import EnumeratedRandomness
 JUST_UNDER_ONE = np.nextafter(1.0, 0.0)
 
 
-def always(u: float) -> UniformRandomness:
-    return UniformRandomness(lambda: u)
+def always(u: float) -> SeededRandomness:
+    return SeededRandomness(0, lambda: u)
 
 
 def test_a_coin_accepts_iff_the_uniform_is_strictly_below() -> None:
