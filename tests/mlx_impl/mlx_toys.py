@@ -146,12 +146,18 @@ class Hiding(Wrapped):
         return self.inner(inputs, cache=self.own)
 
 
+@cache
+def _twin() -> Transformer:
+    """The target's weights in a model of its own."""
+    return load(TOYS / "target")
+
+
 def pair(regime: str):
     """Target and drafter of a regime: (target, draft)."""
     target = toy("target")
     return {
         "plain": lambda: (target, toy("draft")),
-        "all_accept": lambda: (target, load(TOYS / "target")),
+        "all_accept": lambda: (target, _twin()),
         "all_reject": lambda: (target, Scripted(target, [False])),
         "disjoint": lambda: (Disjoint(target, 0), Disjoint(toy("draft"), 1)),
         "mixed": lambda: (target, Scripted(target, [True, True, False, True, False, True, True, True, False])),
