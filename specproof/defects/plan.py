@@ -51,7 +51,7 @@ REPEATED_RULES = ("rejection",)
 REPEATED = independence.Effort(seeds=2, turns=3, turn_tokens=100)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def cases(capabilities: Capabilities) -> tuple[Case, ...]:
     """`CASES_PER_REGIME` of every regime that the engine can be put under, the regimes in turn."""
     count = CASES_PER_REGIME[capabilities.precision]
