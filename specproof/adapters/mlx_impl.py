@@ -1,8 +1,9 @@
 """`mlx_impl.decoder` as an engine.
 
 The decoder runs as it is, and decides everything; `decoder_sessions` notes its round boundaries. Its models are wrapped
-(`mlx_models`), and look repeated forwards up (`remembered`), but in a lean session, which is timed. Where the sampling has penalties, a logits processor notes what the target's processors are shown;
-elsewhere there is none, so that the decoder takes the path that it takes for most users.
+(`mlx_models`), and look repeated forwards up (`remembered`), but in a lean session, which is timed. Where the sampling
+has penalties, a logits processor notes what the target's processors are shown; elsewhere there is none, so that the
+decoder takes the path that it takes for most users.
 
 A further turn is a warm start: `prefill` of the whole history on the caches that the last turn left.
 """
