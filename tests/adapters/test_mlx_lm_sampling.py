@@ -101,10 +101,14 @@ def test_what_was_drawn_has_mass_under_the_q_that_is_shown():
     assert all(q.prob(token) > 0 for q, token in shown)
 
 
-@pytest.mark.parametrize("window", [0, 2])
 @pytest.mark.parametrize(
-    ("prompt", "k", "lawful"),
-    [((1,), 2, True), ((2, 1, 1), 1, False)],  # for what is wrong from the first token on, blocks of one will do
+    ("window", "prompt", "k", "lawful"),
+    [  # a window of two tells contexts inside a block of two apart; for the rest, blocks of one will do
+        (0, (1,), 1, True),
+        (2, (1,), 2, True),
+        (0, (2, 1, 1), 1, False),
+        (2, (2, 1, 1), 1, False),
+    ],
 )
 def test_under_penalties_the_law_is_the_targets_from_a_prompt_of_one_token_only(window, prompt, k, lawful):
     """What the exact law finds of penalties, windows included, is one defect: that the prompt's head is not shown."""
