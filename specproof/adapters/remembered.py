@@ -75,10 +75,12 @@ class RememberedModel:
         return mx.array(logits)  # another object: processors write into what they are given
 
     def _can_be_looked_up(self, cache: Sequence[Any]) -> bool:
-        return all(
-            type(layer) is self._plain and (layer.keys is None or layer.keys.dtype == layer.values.dtype == mx.float32)
-            for layer in cache
-        )
+        return all(type(layer) is self._plain and _is_single(layer) for layer in cache)
+
+
+def _is_single(layer: Any) -> bool:
+    """Whether a layer's rows are float32, or there are none yet."""
+    return layer.keys is None or bool(layer.keys.dtype == layer.values.dtype == mx.float32)
 
 
 def _content(layer: Any) -> tuple[int, bytes, bytes]:
