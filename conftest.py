@@ -61,6 +61,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(20_000)  # runs are kept, so what tests make is seldom garbage, either
         gc.enable()
 
 

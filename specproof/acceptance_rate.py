@@ -188,7 +188,12 @@ def throw(engine: Engine, case: Case) -> Iterator[Coin]:
     session = engine.start(case)
     for _ in session:
         pass
-    for number, (before, after) in enumerate(pairwise(session.boundaries)):
+    boundaries = session.boundaries
+    if boundaries and case.draft is not None:
+        history = (*case.prompt, *boundaries[-1].emitted[:-1])
+        for spec in (case.target, case.draft):
+            oracle_of(spec).logits(history)  # one pass, remembered for its prefixes, which the rounds ask about
+    for number, (before, after) in enumerate(pairwise(boundaries)):
         if after.round is not None:
             yield from _coins(case, before, number, after.round, noise)
 
@@ -198,10 +203,8 @@ def _coins(case: Case, before: Boundary, number: int, done: Round, noise: float)
     assert case.draft is not None, "the cases of this check have a draft model"
     target, draft = oracle_of(case.target), oracle_of(case.draft)
     history = [*case.prompt, *before.emitted]
-    tokens = [*history, *done.drafted]
-    p, q = (
-        oracle.distributions(tokens, len(history), case.sampling)[: len(done.drafted)] for oracle in (target, draft)
-    )
+    tokens = [*history, *done.drafted[: max(done.num_tested - 1, 0)]]  # before the last one that was tested
+    p, q = (oracle.distributions(tokens, len(history), case.sampling)[: done.num_tested] for oracle in (target, draft))
     expected = expected_acceptances(case.rule, p, q, done.drafted)
     own = _own_sums(case.rule, done)
     for i in range(done.num_tested):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -145,14 +146,11 @@ class Grid:
 
     def prompt(self, number: int) -> tuple[int, ...]:
         """A random prompt; its length is one of `PROMPT_LENGTHS`."""
-        generator = np.random.default_rng([self.seed, number])
-        length = PROMPT_LENGTHS[number % len(PROMPT_LENGTHS)]
-        return tuple(int(token) for token in generator.integers(self.vocab_size, size=length))
+        return _prompt(self.seed, number, self.vocab_size)
 
     def script(self, number: int) -> tuple[bool, ...]:
         """A random script of agreement, with True and False in it."""
-        generator = np.random.default_rng([self.seed, number, 1])
-        return (True, *(bool(bit) for bit in generator.integers(2, size=5)), False)
+        return _script(self.seed, number)
 
     def case(self, regime: str, setting: Setting, labels: str, models: Models, prompt: tuple[int, ...],
              max_tokens: int, **other: Any) -> Case:  # fmt: skip
@@ -188,3 +186,16 @@ class Grid:
     def recited_prompt(self) -> tuple[int, ...]:
         """The cycle of the reciting models, twice."""
         return CYCLE * 2
+
+
+@lru_cache(maxsize=1024)
+def _prompt(seed: int, number: int, vocab_size: int) -> tuple[int, ...]:
+    generator = np.random.default_rng([seed, number])
+    length = PROMPT_LENGTHS[number % len(PROMPT_LENGTHS)]
+    return tuple(int(token) for token in generator.integers(vocab_size, size=length))
+
+
+@lru_cache(maxsize=1024)
+def _script(seed: int, number: int) -> tuple[bool, ...]:
+    generator = np.random.default_rng([seed, number, 1])
+    return (True, *(bool(bit) for bit in generator.integers(2, size=5)), False)

@@ -116,7 +116,11 @@ class Oracle:
         Errors of the logits up to `noise` turn the argmax of a near-tie, or move a token over the edge of top-k, top-p
         or min-p. They are tried, `TRIES` random ones, the same in every call; nearly always there is no alternative.
         """
+        if sampling.temperature > 0 and (sampling.top_k, sampling.top_p, sampling.min_p) == (0, 1.0, 0.0):
+            return []  # there is no edge: every token that is not banned has mass
         (scores,) = self.scores(prefix, len(prefix), sampling)
+        if sampling.temperature == 0 and _gap(scores) > 2 * noise:
+            return []
         truncation = SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         exact = distribution(scores, truncation, prefix) > 0
         errors = np.random.default_rng(0).uniform(-noise, noise, size=(TRIES, len(scores)))
@@ -133,8 +137,13 @@ class Oracle:
     def top_two_gap(self, prefix: Sequence[int], sampling: SamplingParams = GREEDY) -> float:
         """Distance of the two highest logits for the token after `prefix`; infinite for one candidate."""
         (scores,) = self.scores(prefix, len(prefix), sampling)
-        second, first = np.partition(scores, -2)[-2:]
-        return float(first - second)
+        return _gap(scores)
+
+
+def _gap(scores: Floats) -> float:
+    """Distance of the two highest of [V]."""
+    second, first = np.partition(scores, -2)[-2:]
+    return float(first - second)
 
 
 @lru_cache(maxsize=512)

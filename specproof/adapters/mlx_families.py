@@ -208,6 +208,9 @@ class FamilyEngine(MlxImplEngine):
     def _load(self, folder: Path) -> Any:
         return load_family(folder, self.family)
 
+    def _model(self, folder: Path) -> Any:
+        return self._load(folder)
+
     def _cache(self, name: str, folder: Path, layers: Sequence[Any] | None) -> ModelCache:
         """As on plain caches; where only states could tell how many tokens they hold, their own count is given."""
         own = fresh_layers(self._load(folder), self.family) if layers is None else list(layers)

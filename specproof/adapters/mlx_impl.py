@@ -1,8 +1,9 @@
 """`mlx_impl.decoder` as an engine.
 
 The decoder runs as it is, and decides everything; `decoder_sessions` notes its round boundaries. Its models are wrapped
-(`mlx_models`). Where the sampling has penalties, a logits processor notes what the target's processors are shown;
-elsewhere there is none, so that the decoder takes the path that it takes for most users.
+(`mlx_models`), and look repeated forwards up (`remembered`), but in a lean session, which is timed. Where the sampling
+has penalties, a logits processor notes what the target's processors are shown; elsewhere there is none, so that the
+decoder takes the path that it takes for most users.
 
 A further turn is a warm start: `prefill` of the whole history on the caches that the last turn left.
 """
@@ -233,11 +234,12 @@ class MlxImplEngine:
 
     def start(self, case: Case) -> MlxImplSession:
         """A decode on fresh caches, with keys from the case's seed."""
-        return self._session(case, case.prompt, None, None)
+        return self._session(case, case.prompt, self._model)
 
     def start_lean(self, case: Case) -> MlxImplSession:
         """As `start`; the boundaries show rounds and offsets only."""
-        return replace(self, session_class=LeanMlxImplSession).start(case)
+        lean = replace(self, session_class=LeanMlxImplSession)
+        return lean._session(case, case.prompt, self._load)  # a time is that of the model itself
 
     def resume(self, session: Session, emitted: Sequence[int], tokens: Sequence[int], case: Case) -> MlxImplSession:
         """A warm start on the caches of `session`: prefill forwards what they do not hold.
@@ -250,26 +252,32 @@ class MlxImplEngine:
             raise InvalidSetting(f"session is a {type(session).__name__}; give one that this engine started")
         history = (*case.prompt, *emitted, *tokens)
         draft_cache = session.drafter.cache
-        return self._session(case, history, session.target_cache, None if draft_cache is None else draft_cache.layers)
+        held = None if draft_cache is None else draft_cache.layers
+        return self._session(case, history, self._model, session.target_cache, held)
 
     def start_exact(self, case: Case, choices: Choices) -> MlxImplExactSession:
         """A decode whose every choice is made by `choices`, prefill's draw included."""
         randomness = HostChoices(choices)
-        decoder = self._decoder(case, randomness, self.decoder_class, [], _remembered)
+        decoder = self._decoder(case, randomness, self.decoder_class, [], self._model)
         decoder.rule = enumerable(decoder.rule)
-        drafter = self._drafter(case, randomness, None, _remembered)
+        drafter = self._drafter(case, randomness, None, self._model)
         return MlxImplExactSession(decoder, decoder.prefill(case.prompt, drafter, case.max_tokens))
 
     def _session(
-        self, case: Case, history: Sequence[int], target_cache: Sequence[Any] | None, draft_cache: Sequence[Any] | None
+        self,
+        case: Case,
+        history: Sequence[int],
+        models: LoadModel,
+        target_cache: Sequence[Any] | None = None,
+        draft_cache: Sequence[Any] | None = None,
     ) -> MlxImplSession:
         randomness = KeyedRandomness(case.seed)
 
         def make_decoder(on_round: OnRound, processors: Processors) -> Decoder:
-            return self._decoder(case, randomness, observed(self.decoder_class, on_round), processors, self._load)
+            return self._decoder(case, randomness, observed(self.decoder_class, on_round), processors, models)
 
         cache = self._cache("target", case.target.folder, target_cache)
-        drafter = self._drafter(case, randomness, draft_cache, self._load)
+        drafter = self._drafter(case, randomness, draft_cache, models)
         return self.session_class(make_decoder, drafter, cache, history, case.max_tokens, case.sampling.has_penalties)
 
     def _decoder(
@@ -302,6 +310,10 @@ class MlxImplEngine:
         """The model of a folder."""
         return _load(folder)
 
+    def _model(self, folder: Path) -> Any:
+        """The same, with its memory."""
+        return _remembered(folder)
+
     def _cache(self, name: str, folder: Path, layers: Sequence[Any] | None) -> ModelCache:
         """The cache of a folder's model, on the layers that it has already; None: fresh ones."""
         return ModelCache(name, make_cache(self._load(folder)) if layers is None else layers)
@@ -332,7 +344,7 @@ def _load_once(folder: Path, written: tuple[int, ...]) -> Transformer:
 
 
 def _remembered(folder: Path) -> RememberedModel:
-    """`_load`, with a memory of its forwards that serves all laws."""
+    """`_load`, with a memory of its forwards that serves all runs of the process."""
     return _remembered_once(folder, weights_written(folder))
 
 

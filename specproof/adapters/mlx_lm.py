@@ -69,7 +69,6 @@ class MlxLmSession:
         self.caches = caches
         self._stop_tokens = case.stop_tokens
         self._seed = case.seed
-        load = _load if choices is None else _remembered
         recorder = (
             RoundRecorder(case.sampling, sampler_of(case.sampling), self.observe, len(fed))
             if choices is None
@@ -78,8 +77,8 @@ class MlxLmSession:
         self._recorder = recorder
         self._produced = speculative_generate_step(
             mx.array(list(fed), mx.uint32),
-            ObservedModel(load(case.target.folder), "target", case.target, recorder.before_target_forward),
-            ObservedModel(load(_draft(case).folder), "draft", _draft(case), recorder.before_draft_forward),
+            ObservedModel(_remembered(case.target.folder), "target", case.target, recorder.before_target_forward),
+            ObservedModel(_remembered(_draft(case).folder), "draft", _draft(case), recorder.before_draft_forward),
             num_draft_tokens=case.num_draft_tokens,
             max_tokens=case.max_tokens,
             sampler=recorder.sampler,
@@ -266,7 +265,7 @@ def _load_once(folder: Path, written: tuple[int, ...]) -> Any:
 
 
 def _remembered(folder: Path) -> RememberedModel:
-    """`_load`, with a memory of its forwards that serves all laws."""
+    """`_load`, with a memory of its forwards that serves all runs of the process."""
     return _remembered_once(folder, weights_written(folder))
 
 

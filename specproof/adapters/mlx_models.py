@@ -112,14 +112,19 @@ def weights_written(folder: Path) -> tuple[int, ...]:
 
 def rows(cache: PromptCache) -> tuple[CacheRows, ...]:
     """The live rows of every layer; [0, 0, 0] for a layer that no forward has reached."""
-    live = [(_live(layer.keys, layer.offset), _live(layer.values, layer.offset)) for layer in cache]
-    mx.eval(live)  # one wait for all of them
-    return tuple(CacheRows(_on_host(keys), _on_host(values)) for keys, values in live)
+    mx.eval([part for layer in cache for part in (layer.keys, layer.values) if part is not None])  # one wait for all
+    return tuple(CacheRows(_live(layer.keys, layer.offset), _live(layer.values, layer.offset)) for layer in cache)
 
 
-def _live(buffer: mx.array | None, offset: int) -> mx.array:
-    """The first rows of a buffer: [1, n_kv_heads, reserved, head_dim] -> float32 [n_kv_heads, offset, head_dim]."""
-    return mx.zeros((0, 0, 0)) if buffer is None else buffer[0, :, :offset].astype(mx.float32)
+def _live(buffer: mx.array | None, offset: int) -> Floats:
+    """The first rows of a buffer: [1, n_kv_heads, reserved, head_dim] -> [n_kv_heads, offset, head_dim].
+
+    Copied on the host, where the buffer is: slices on the device cost as much as a forward of a toy.
+    """
+    if buffer is None:
+        return np.zeros((0, 0, 0))
+    single = buffer if buffer.dtype == mx.float32 else buffer.astype(mx.float32)
+    return np.asarray(single)[0, :, :offset].astype(np.float64)
 
 
 def _on_host(array: mx.array) -> Floats:

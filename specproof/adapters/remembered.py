@@ -1,11 +1,12 @@
-"""Models whose forwards are remembered, for the enumeration of an exact law.
+"""Models on MLX whose forwards are remembered: an audit runs the same rounds again and again.
 
-The enumeration runs the same round once for each of its outcomes, and rounds of the same history in every case. A
+An enumeration runs a round once for each of its outcomes, and regimes run the same prompts under every rule. A
 forward is a function of its tokens and of the rows in its cache, so a repetition is looked up. What it wrote is
 written again, into the caller's own cache, so that caches hold what they would hold.
 
 Looked up by the rows themselves, not by the history that they should stand for: a cache with wrong rows is
-forwarded with its wrong rows. Caches of any other type than the plain one are never looked up.
+forwarded with its wrong rows. Caches of any other type than the plain one are never looked up, nor are rows in
+another precision than float32.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ class RememberedModel:
 
     def __call__(self, inputs: mx.array, cache: Sequence[Any]) -> mx.array:
         """Tokens [1, T] -> logits [1, T, V]; appends T rows to every layer of `cache`. Waits for the device."""
-        if any(type(layer) is not self._plain for layer in cache):
+        if not self._can_be_looked_up(cache):
             logits: mx.array = self.inner(inputs, cache=cache)
             return logits
+        mx.eval(inputs, [part for layer in cache for part in (layer.keys, layer.values) if part is not None])
         key = (np.array(inputs).tobytes(), tuple(_content(layer) for layer in cache))
         if key in self._known:
             logits, added = self._known[key]
@@ -60,22 +62,34 @@ class RememberedModel:
         else:
             first = [layer.offset for layer in cache]
             logits = self.inner(inputs, cache=cache)
-            added = [_rows_from(layer, start) for layer, start in zip(cache, first, strict=True)]
-            mx.eval(logits, added)
+            if not self._can_be_looked_up(cache):
+                return logits
+            mx.eval(logits, [(layer.keys, layer.values) for layer in cache])
+            added = [
+                (mx.array(_rows(layer.keys, start, layer.offset)), mx.array(_rows(layer.values, start, layer.offset)))
+                for layer, start in zip(cache, first, strict=True)
+            ]
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
             self._known[key] = logits, added
         return mx.array(logits)  # another object: processors write into what they are given
 
+    def _can_be_looked_up(self, cache: Sequence[Any]) -> bool:
+        return all(type(layer) is self._plain and _is_single(layer) for layer in cache)
 
-def _content(layer: Any) -> tuple[int, bytes]:
+
+def _is_single(layer: Any) -> bool:
+    """Whether a layer's rows are float32, or there are none yet."""
+    return layer.keys is None or bool(layer.keys.dtype == layer.values.dtype == mx.float32)
+
+
+def _content(layer: Any) -> tuple[int, bytes, bytes]:
     """What of a layer's cache a forward depends on."""
     if layer.keys is None:
-        return layer.offset, b""
-    keys, values = _rows_from(layer, 0)
-    return layer.offset, np.array(mx.stack([keys, values])).tobytes()
+        return layer.offset, b"", b""
+    return layer.offset, _rows(layer.keys, 0, layer.offset).tobytes(), _rows(layer.values, 0, layer.offset).tobytes()
 
 
-def _rows_from(layer: Any, start: int) -> Rows:
-    """Copies of the live rows from `start` on."""
-    return layer.keys[..., start : layer.offset, :], layer.values[..., start : layer.offset, :]
+def _rows(buffer: mx.array, start: int, end: int) -> Any:
+    """Some rows of a buffer that is evaluated, read where they are. To be copied at once: MLX writes into buffers."""
+    return np.asarray(buffer)[..., start:end, :]

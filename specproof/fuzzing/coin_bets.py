@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from scipy import special
+import scipy
 
 from specproof.statistics import CERTAIN
 
@@ -61,14 +61,14 @@ class CoinBet:
     @property
     def log_capital(self) -> float:
         """Natural logarithm of the capital."""
-        return float(special.logsumexp(self._parts)) - math.log(len(self._parts))
+        return float(scipy.special.logsumexp(self._parts)) - math.log(len(self._parts))
 
     @property
     def p_value(self) -> float:
         """Of a z-test: how doubtful the chances look, to decide on effort only."""
         if self.variance == 0:
             return 1.0
-        return float(2 * special.ndtr(-abs(self.accepted - self.expected) / math.sqrt(self.variance)))
+        return float(2 * scipy.special.ndtr(-abs(self.accepted - self.expected) / math.sqrt(self.variance)))
 
     def rejects(self, level: float) -> bool:
         """Whether the capital is at least 1 / level now."""

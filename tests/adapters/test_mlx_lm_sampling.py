@@ -101,12 +101,19 @@ def test_what_was_drawn_has_mass_under_the_q_that_is_shown():
     assert all(q.prob(token) > 0 for q, token in shown)
 
 
-@pytest.mark.parametrize("window", [0, 2])
-@pytest.mark.parametrize(("prompt", "lawful"), [((1,), True), ((2, 1, 1), False)])
-def test_under_penalties_the_law_is_the_targets_from_a_prompt_of_one_token_only(window, prompt, lawful):
+@pytest.mark.parametrize(
+    ("window", "prompt", "k", "lawful"),
+    [  # a window of two tells contexts inside a block of two apart; for the rest, blocks of one will do
+        (0, (1,), 1, True),
+        (2, (1,), 2, True),
+        (0, (2, 1, 1), 1, False),
+        (2, (2, 1, 1), 1, False),
+    ],
+)
+def test_under_penalties_the_law_is_the_targets_from_a_prompt_of_one_token_only(window, prompt, k, lawful):
     """What the exact law finds of penalties, windows included, is one defect: that the prompt's head is not shown."""
     sampling = SamplingParams(
         repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, penalty_window=window
     )
-    found = measure(ENGINE, replace(tiny_case("sampler_match", 2, 2, sampling), prompt=prompt))
+    found = measure(ENGINE, replace(tiny_case("sampler_match", k, 2, sampling), prompt=prompt))
     assert (found.variation < 1e-5) == lawful

@@ -83,8 +83,8 @@ def test_a_finding_is_replayed_from_its_file_and_holds_on_a_right_engine(tmp_pat
 
 
 def test_equal_seeds_find_the_same() -> None:
-    engine = BY_INVARIANT["counters"]
-    first, second = (next(without_laws(engine, FEW).findings()) for _ in range(2))
+    first = first_finding(BY_DEFECT["D04"], FEW)
+    second = next(without_laws(BY_DEFECT["D04"], FEW).findings())
     assert replace(first, seconds=0.0, run=None) == replace(second, seconds=0.0, run=None)
 
 

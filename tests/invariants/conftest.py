@@ -27,6 +27,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("point", points, ids=[f"{point.engine}-{point.path}" for point in points])
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests of one point in a row, so that they land on one worker of pytest-xdist, which makes their run once."""
+    first: dict[tuple[str, str], int] = {}
+
+    def place(numbered: tuple[int, pytest.Item]) -> int:
+        number, item = numbered
+        point = item.callspec.params.get("point") if hasattr(item, "callspec") else None
+        return first.setdefault((point.engine, point.path), number) if isinstance(point, Point) else number
+
+    items[:] = [item for _, item in sorted(enumerate(items), key=place)]
+
+
 @pytest.fixture
 def run(point: Point, subjects: Subjects, runs: Runs) -> Run:
     """The run of a point's case."""

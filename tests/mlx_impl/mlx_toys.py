@@ -12,8 +12,10 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from mlx_impl.cache import KVCache
 from mlx_impl.transformer import Transformer, load
 from reference.values import SamplingParams
+from specproof.adapters.remembered import RememberedModel
 
 TOYS = Path(__file__).parents[2] / "fixtures" / "toy"
 GREEDY = SamplingParams(temperature=0)
@@ -26,6 +28,19 @@ BAN = 1e9
 def toy(name: str) -> Transformer:
     """A toy model by its folder's name; the same object on each call, since forwards do not change it."""
     return load(TOYS / name)
+
+
+class Remembered(RememberedModel):
+    """A model that looks repeated forwards up. Waits for the device."""
+
+    def make_cache(self):
+        return self.inner.make_cache()
+
+
+@cache
+def remembered(name: str) -> Remembered:
+    """As `toy`, for tests that run the same tokens again and again, and are about something else than forwards."""
+    return Remembered(toy(name), KVCache)
 
 
 class Counting:
@@ -146,14 +161,14 @@ class Hiding(Wrapped):
         return self.inner(inputs, cache=self.own)
 
 
-def pair(regime: str):
-    """Target and drafter of a regime: (target, draft)."""
-    target = toy("target")
+def pair(regime: str, of=toy):
+    """Target and drafter of a regime, made `of` toys or remembered ones: (target, draft)."""
+    target = of("target")
     return {
-        "plain": lambda: (target, toy("draft")),
-        "all_accept": lambda: (target, load(TOYS / "target")),
+        "plain": lambda: (target, of("draft")),
+        "all_accept": lambda: (target, target),
         "all_reject": lambda: (target, Scripted(target, [False])),
-        "disjoint": lambda: (Disjoint(target, 0), Disjoint(toy("draft"), 1)),
+        "disjoint": lambda: (Disjoint(target, 0), Disjoint(of("draft"), 1)),
         "mixed": lambda: (target, Scripted(target, [True, True, False, True, False, True, True, True, False])),
     }[regime]()
 

@@ -4,12 +4,12 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+import scipy
 
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install 'specproof[mlx]'")
 
 from mlx_decodes import greedy, make, rounds, run  # noqa: E402
 from mlx_toys import GREEDY, SAMPLED, Choices, Wrapped, toy  # noqa: E402
-from scipy.stats import chisquare  # noqa: E402
 
 from mlx_impl import Decoder, DraftModel, KeyedRandomness  # noqa: E402
 from mlx_impl.acceptance import rule_for  # noqa: E402
@@ -105,7 +105,7 @@ def test_xtc_of_mlx_lm_keeps_its_law_though_no_parameters_say_it(decoder_class):
     mx.random.seed(11)
     found = emitted(sampler, 300, decoder_class=decoder_class, models=models)
     wanted = np.array([0.6, 0.32, 0.08]) / 2 + np.array([0.0, 0.8, 0.2]) / 2
-    p_value = chisquare(np.bincount(found, minlength=3), wanted * 300).pvalue
+    p_value = scipy.stats.chisquare(np.bincount(found, minlength=3), wanted * 300).pvalue
     assert (p_value > LEVEL) == (decoder_class is Decoder)
 
 
