@@ -171,23 +171,22 @@ class Decoder:
             drafter: used by the state from now on. Its cache, too, may hold a prefix of the prompt.
             max_tokens: most tokens to emit in this turn; -1 for no limit.
             target_cache: it holds a prefix of the prompt, not to be forwarded again; a list of the layers' caches or a
-                `ModelCache`, None for a fresh one. What it, or the drafter's, has of another history is dropped.
+                `ModelCache`, None for a fresh one. Nothing is cut silently: not from it, nor from the drafter's.
 
         Raises:
             EmptyPrompt, TokenOutOfRange, InvalidSetting, VocabularyMismatch: bad arguments.
-            CacheLengthError: a cache holds more than `len(prompt) - 1` rows, or its layers disagree.
+            CacheLengthError: a cache holds more than `len(prompt) - 1` rows, or tokens that it knows to be others, or
+                its layers disagree.
             DecodingFault: a model broke its contract (`NonFiniteLogits`, `HiddenCache`).
-            After any exception both caches hold what they held of the prompt, and nothing more.
+            After any exception both caches hold what they held.
         """
         prompt = plain_tokens(prompt)
         max_tokens = plain_count(max_tokens, "max_tokens", ", or -1 for no limit", least=UNLIMITED)
         cache = cache_of(self.target, NAME, target_cache)
         self._check_turn(prompt, drafter, cache)
-        kept, draft_kept = (0 if held is None else held.shared(prompt) for held in (cache, drafter.cache))
+        kept, draft_kept = (0 if held is None else held.length for held in (cache, drafter.cache))
         state = DecoderState(prompt, len(prompt), max_tokens, cache, drafter, DeviceBlock.empty(self.vocab_size))
         try:
-            if kept < cache.length:  # the rest is of another history
-                cache.commit(self.target, prompt[:kept])
             cache.checkpoint()
             if max_tokens == 0:
                 state.finish = "length"
@@ -236,11 +235,16 @@ class Decoder:
         check_tokens(prompt, self.vocab_size, "prompt")
         drafter.check_vocabulary(self.target)
         for name, held in ((NAME, cache), (DRAFT_NAME, drafter.cache)):
-            if held is not None and held.shared(prompt) > len(prompt) - 1:
+            if held is None:
+                continue
+            advice = "trim the cache to what it shares with the prompt, or give another"
+            if (rows := held.length) > len(prompt) - 1:
+                allowed = f"a prompt of {len(prompt)} tokens allows {len(prompt) - 1}: its last one must be forwarded"
+                raise CacheLengthError(f"the {name}'s cache holds {rows} rows, {allowed}; {advice}")
+            if (same := held.shared(prompt)) < rows:
                 raise CacheLengthError(
-                    f"the {name}'s cache holds {held.length} rows, a prompt of {len(prompt)} tokens allows "
-                    f"{len(prompt) - 1}: its last one must be forwarded; trim the cache to what it shares with the "
-                    "prompt, or give another"
+                    f"the {name}'s cache holds {rows} rows, those from index {same} on of other tokens than the "
+                    f"prompt's; {advice}"
                 )
 
     def _first_token(self, state: DecoderState, tokens: Sequence[int]) -> int:

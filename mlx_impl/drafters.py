@@ -97,8 +97,7 @@ class DraftModel:
     after a full acceptance, when the last proposal has no row yet.
 
     Its position is read off history and cache on each call and never remembered beside them: the cache is cut to
-    what it shares with the history, and the tokens behind that are forwarded. So one drafter may serve one prompt
-    after another, and the rows of a common beginning are not computed again.
+    what it shares with the history, and the tokens behind that are forwarded.
 
     Args:
         model: `Transformer`, or any mlx-lm model.

@@ -171,8 +171,8 @@ def test_a_step_refuses_a_target_cache_that_something_else_used_and_changes_noth
 # ------------------------------------------------------------------------------- caches that go on with another history
 
 MODELS = {"target": toy("target"), "draft": toy("draft")}
-OTHERS = [[3, 1, 4, 7, 7], [3, 1, *[8] * 20], [9, 9], [3, 1, 4, 1, 5, 2]]
-"""Prompts after one of 3 1 4 1 5 9: shorter and longer, with much, little and nothing in common with it."""
+OTHERS = {(3, 1, 4, 7, 7): 3, (3, 1, *[8] * 20): 2, (9, 9): 0, (3, 1, 4, 1, 5, 2): 5}
+"""Prompts after one of 3 1 4 1 5 9, shorter and longer -> how many of its tokens they begin with."""
 
 
 def served():
@@ -183,9 +183,19 @@ def served():
     return decoder, state
 
 
-@pytest.mark.parametrize("prompt", OTHERS, ids=str)
-def test_caches_that_served_another_prompt_are_cut_to_what_both_begin_with(prompt):
+def cut(state, rows):
+    """Both caches, by their user."""
+    state.target_cache.rollback(rows)
+    state.drafter.cache.rollback(rows)
+
+
+@pytest.mark.parametrize(("prompt", "common"), OTHERS.items(), ids=str)
+def test_caches_of_another_prompt_are_refused_until_they_are_cut_to_what_both_begin_with(prompt, common):
     decoder, state = served()
+    with pytest.raises(CacheLengthError, match=rf"allows|those from index {common} on of other tokens"):
+        decoder.prefill(prompt, state.drafter, 6, state.target_cache)
+    assert_at_boundary(state)
+    cut(state, common)
     following = decoder.prefill(prompt, state.drafter, 6, state.target_cache)
     assert_at_boundary(following)
     assert_cache_content(following, MODELS)
@@ -193,10 +203,17 @@ def test_caches_that_served_another_prompt_are_cut_to_what_both_begin_with(promp
     assert_cache_content(following, MODELS)
 
 
+def test_a_drafter_of_another_prompt_is_refused_though_the_target_begins_anew():
+    decoder, state = served()
+    with pytest.raises(CacheLengthError, match=r"the draft.* holds 11 rows, those from index 2 on of other tokens"):
+        decoder.prefill([3, 1, *[8] * 20], state.drafter, 6)
+
+
 def test_a_common_beginning_is_not_forwarded_again():
     model = Counting(toy("draft"))
     decoder, drafter = make("greedy", 3, draft=model)
-    decoder.prefill([3, 1, 4, 1, 5, 9], drafter, 1)
+    state = decoder.prefill([3, 1, 4, 1, 5, 9], drafter, 1)
+    cut(state, 3)
     decoder.prefill([3, 1, 4, 7, 7], drafter, 1)
     assert model.lengths == [6, 2]
 
@@ -215,6 +232,7 @@ def test_a_state_goes_on_after_its_drafter_has_served_another_one():
     decoder, drafter = make("greedy", 3)
     state = decoder.prefill([3, 1, 4, 1, 5, 9], drafter, 8)
     decoder.step(state)
+    drafter.cache.rollback(2)
     other = decoder.prefill([3, 1, *[8] * 20], drafter, 6)
     decoder.step(other)
     assert tuple(tokens_of(decoder.generate(state))) == greedy(toy("target"), [3, 1, 4, 1, 5, 9], 8)
@@ -225,13 +243,15 @@ def test_a_state_goes_on_after_its_drafter_has_served_another_one():
 def test_a_step_refuses_a_target_cache_that_holds_as_many_rows_of_another_history():
     decoder, drafter = make("greedy", 3)
     state = decoder.prefill([3, 1, 4], drafter, 8)
+    cut(state, 0)
     decoder.prefill([7, 7, 7], drafter, 8, state.target_cache)
     with pytest.raises(CacheLengthError, match=r"holds 3 rows, not the 3 of the history .* or those of other tokens"):
         decoder.step(state)
 
 
-def test_a_prefill_that_failed_on_another_prompt_leaves_what_both_begin_with():
+def test_a_prefill_that_failed_leaves_the_rows_that_were_there():
     decoder, state = served()
+    cut(state, 2)
     draft = state.drafter.model
     state.drafter.model = Failing(draft, 0, "half-way", InjectedError())
     with pytest.raises(InjectedError):
