@@ -90,8 +90,8 @@ def page(measurements: Sequence[Measurement], command: str) -> str:
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=120)
     given = parser.parse_args()
     prompts = held_out_prompts(given.prompts, PROMPT_TOKENS, seed=6)
     command = f"python bench/rules.py --prompts {given.prompts} --tokens {given.tokens}"
