@@ -3,7 +3,8 @@
     python bench/harness.py [--repeats N] [--seconds S]
 
 Writes bench/results/harness.md. Every figure is the median of some repetitions, with the lowest and the highest; the
-engines alternate. The models are toys, so this is the speed of the harness and of an engine's own arithmetic.
+engines alternate. Cases repeat, so what is remembered between them (forwards of toys on MLX, the oracle's passes) is
+looked up, as in a long audit: this is the speed of the harness and of the engines' loops, not of models.
 """
 
 from __future__ import annotations

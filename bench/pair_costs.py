@@ -19,6 +19,8 @@ from mlx.utils import tree_flatten
 
 from mlx_impl.cache import make_cache
 
+CHAIN = 4
+"""Draft steps that are timed together: in a round, too, one follows the other and the host waits once."""
 FLOATS = 2**26
 """Of the array that is read to measure the bandwidth: 256 MiB, more than any cache holds."""
 
@@ -28,7 +30,7 @@ class Costs:
     """Median seconds of bare forwards at one context.
 
     Attributes:
-        draft: the drafter's, of one token.
+        draft: the drafter's, of one token in a chain of `CHAIN`.
         passes: the target's, of 1, 2, .. MOST + 1 tokens: [0] is a plain step, [k] verifies k proposals.
     """
 
@@ -68,7 +70,7 @@ class Meter:
     def sample(self) -> None:
         """Time each forward once."""
         target, draft = self._caches
-        self._draft.append(_seconds(self.models.draft, draft, 1))
+        self._draft.append(_chained_seconds(self.models.draft, draft))
         for extra, times in enumerate(self._passes):
             times.append(_seconds(self.models.target, target, extra + 1))
 
@@ -93,6 +95,20 @@ def _seconds(model: Any, cache: Sequence[Any], count: int) -> float:
     for layer in cache:
         layer.trim(count)
     return seconds
+
+
+def _chained_seconds(model: Any, cache: Sequence[Any]) -> float:
+    """Of a step in a chain of `CHAIN`, each on the last one's best token, awaited once; the cache is as before."""
+    token = mx.array([[5]])
+    start = time.perf_counter()
+    for _ in range(CHAIN):
+        token = mx.argmax(model(token, cache=cache)[:, -1], axis=-1, keepdims=True)
+        mx.async_eval(token)
+    mx.eval(token)
+    seconds = time.perf_counter() - start
+    for layer in cache:
+        layer.trim(CHAIN)
+    return seconds / CHAIN
 
 
 def weight_bytes(model: Any) -> int:

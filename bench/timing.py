@@ -1,12 +1,10 @@
-"""What all benchmarks share: runs interleaved in one process, ratios of medians, and a description of the machine."""
+"""What all benchmarks share: repeated runs, ratios of medians, and a description of the machine."""
 
 from __future__ import annotations
 
 import os
 import platform
 import statistics
-import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -32,19 +30,6 @@ class Timed:
     def per_second(self) -> float:
         """Tokens per second, at the median."""
         return self.tokens / statistics.median(self.seconds)
-
-
-def interleaved(ways: Mapping[str, Callable[[], int]], repeats: int) -> dict[str, Timed]:
-    """Run each way once, unmeasured, and then all of them in turn `repeats` times. A way returns how many tokens."""
-    tokens = {name: way() for name, way in ways.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for repeat in range(repeats):
-        order = list(ways) if repeat % 2 == 0 else list(reversed(ways))
-        for name in order:
-            start = time.perf_counter()
-            ways[name]()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: Timed(tuple(seconds[name]), tokens[name]) for name in ways}
 
 
 def ratio(way: Timed, base: Timed) -> tuple[float, float, float]:

@@ -214,7 +214,8 @@ class Decoder:
             max_tokens: most tokens to emit in the next turn; -1 for no limit.
 
         Raises:
-            As `prefill`; `state` stays usable then. InvalidSetting, too, where it was used up before.
+            As `prefill`; `state` stays usable then. InvalidSetting, too, where it was used up before. CacheLengthError
+                where its drafter has served another history since: cut the drafter's cache, or give it another.
         """
         state.refuse_if_superseded()
         try:

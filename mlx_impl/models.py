@@ -53,7 +53,7 @@ def load(path: Path | str) -> LoadedModel:
 def in_float32(model: Any) -> Any:
     """The same model with every parameter in float32 and no layer quantised. Changes the model, and returns it.
 
-    On a CPU, matrices are stored by columns from then on, which changes no result and no shape.
+    On a CPU, matrices are stored by columns from then on, which changes no shape, and results by rounding at most.
     """
     dense = needed("mlx_lm.utils", "mlx-lm", "to dequantise a model").dequantize_model(model)
     dense.set_dtype(mx.float32)

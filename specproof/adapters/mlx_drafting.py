@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlx_impl.chain import Chain
-from mlx_impl.draft_length import DraftLength
+from mlx_impl.draft_length import DraftLength, FixedLength
 from mlx_impl.drafters import Drafter
 from specproof.engine import DrafterKind
 
@@ -12,12 +12,12 @@ class NotedLength:
     """A `DraftLength` that chooses as its inner one does.
 
     Attributes:
-        allowed: how many proposals it last allowed, the limit it was given included.
+        allowed: what it last chose, whatever the limit that it was given; None for one that never chooses.
     """
 
     def __init__(self, inner: DraftLength) -> None:
         self._inner = inner
-        self.allowed = 0
+        self.allowed: int | None = None
 
     @property
     def max_k(self) -> int:
@@ -27,7 +27,8 @@ class NotedLength:
     def choose(self, limit: int) -> int:
         """As the inner one's, noted."""
         chosen = self._inner.choose(limit)
-        self.allowed = min(chosen, limit)
+        if not isinstance(self._inner, FixedLength):
+            self.allowed = chosen
         return chosen
 
     def proposed(self, count: int) -> None:

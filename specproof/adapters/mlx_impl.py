@@ -68,7 +68,7 @@ class MlxImplSession(DecoderSession):
         """As the round reports them."""
         return None if done is None else done.log_probabilities
 
-    def allowed(self) -> int:
+    def allowed(self) -> int | None:
         """What the decoder's draft length chose, and the budget left of it."""
         return self._length.allowed
 

@@ -23,7 +23,7 @@ last token received and the new ones.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.metadata import version
@@ -63,9 +63,17 @@ class MlxLmSession:
         fed: the tokens given to the engine as its prompt.
         caches: the caches given to the engine, written in place.
         choices: makes the draws; None leaves them to the package's sampler.
+        models: folder -> model; by default with a memory of its forwards.
     """
 
-    def __init__(self, case: Case, fed: Sequence[int], caches: Caches, choices: Choices | None = None) -> None:
+    def __init__(
+        self,
+        case: Case,
+        fed: Sequence[int],
+        caches: Caches,
+        choices: Choices | None = None,
+        models: Callable[[Path], Any] | None = None,
+    ) -> None:
         self.caches = caches
         self._stop_tokens = case.stop_tokens
         self._seed = case.seed
@@ -75,10 +83,11 @@ class MlxLmSession:
             else EnumeratedRecorder(case.sampling, choices, self.observe, len(fed))
         )
         self._recorder = recorder
+        model_of = models or _remembered
         self._produced = speculative_generate_step(
             mx.array(list(fed), mx.uint32),
-            ObservedModel(_remembered(case.target.folder), "target", case.target, recorder.before_target_forward),
-            ObservedModel(_remembered(_draft(case).folder), "draft", _draft(case), recorder.before_draft_forward),
+            ObservedModel(model_of(case.target.folder), "target", case.target, recorder.before_target_forward),
+            ObservedModel(model_of(_draft(case).folder), "draft", _draft(case), recorder.before_draft_forward),
             num_draft_tokens=case.num_draft_tokens,
             max_tokens=case.max_tokens,
             sampler=recorder.sampler,
@@ -187,6 +196,11 @@ class MlxLmEngine:
         """Begin a decode on fresh caches; the engine prefills at the first token."""
         return self._begin(case, None)
 
+    def start_lean(self, case: Case) -> Session:
+        """As `start`, on the models themselves: a time is theirs."""
+        _check(case)
+        return MlxLmSession(case, case.prompt, _fresh_caches(case), models=_load)
+
     def resume(self, session: Session, emitted: Sequence[int], tokens: Sequence[int], case: Case) -> Session:
         """Feed the last token received and the new ones, on the caches of `session`.
 
@@ -261,6 +275,7 @@ def _load(folder: Path) -> Any:
 @lru_cache(maxsize=8)
 def _load_once(folder: Path, written: tuple[int, ...]) -> Any:
     model, _ = load_model(folder)
+    model.set_dtype(mx.float32)  # as the capabilities say, whatever the checkpoint is stored in
     return model
 
 

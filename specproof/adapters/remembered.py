@@ -11,14 +11,15 @@ another precision than float32.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-REMEMBERED = 20_000
-"""Forwards that are kept; beyond it all are forgotten and the memory begins anew."""
+REMEMBERED = 200_000_000
+"""Bytes of logits and rows that are kept of a model; beyond it all are forgotten and the memory begins anew."""
 
 Rows = tuple[mx.array, mx.array]
 """The keys and values that a forward of T tokens added to a layer: [1, n_kv_heads, T, head_dim] each."""
@@ -35,7 +36,8 @@ class RememberedModel:
     def __init__(self, inner: Any, plain: type) -> None:
         self.inner = inner
         self._plain = plain
-        self._known: dict[Hashable, tuple[mx.array, list[Rows]]] = {}
+        self._known: dict[bytes, tuple[mx.array, list[Rows]]] = {}
+        self._bytes = 0
 
     @property
     def layers(self) -> Sequence[Any]:
@@ -54,7 +56,7 @@ class RememberedModel:
             logits: mx.array = self.inner(inputs, cache=cache)
             return logits
         mx.eval(inputs, [part for layer in cache for part in (layer.keys, layer.values) if part is not None])
-        key = (np.array(inputs).tobytes(), tuple(_content(layer) for layer in cache))
+        key = _digest(inputs, cache)
         if key in self._known:
             logits, added = self._known[key]
             for layer, (keys, values) in zip(cache, added, strict=True):
@@ -69,9 +71,12 @@ class RememberedModel:
                 (mx.array(_rows(layer.keys, start, layer.offset)), mx.array(_rows(layer.values, start, layer.offset)))
                 for layer, start in zip(cache, first, strict=True)
             ]
-            if len(self._known) >= REMEMBERED:
+            size = logits.nbytes + sum(keys.nbytes + values.nbytes for keys, values in added)
+            if self._bytes + size > REMEMBERED:
                 self._known.clear()
+                self._bytes = 0
             self._known[key] = logits, added
+            self._bytes += size
         return mx.array(logits)  # another object: processors write into what they are given
 
     def _can_be_looked_up(self, cache: Sequence[Any]) -> bool:
@@ -83,11 +88,16 @@ def _is_single(layer: Any) -> bool:
     return layer.keys is None or bool(layer.keys.dtype == layer.values.dtype == mx.float32)
 
 
-def _content(layer: Any) -> tuple[int, bytes, bytes]:
-    """What of a layer's cache a forward depends on."""
-    if layer.keys is None:
-        return layer.offset, b"", b""
-    return layer.offset, _rows(layer.keys, 0, layer.offset).tobytes(), _rows(layer.values, 0, layer.offset).tobytes()
+def _digest(inputs: mx.array, cache: Sequence[Any]) -> bytes:
+    """Of all that a forward depends on: its tokens and the rows in its caches, with their shapes and types."""
+    digest = blake2b(f"{inputs.shape} {inputs.dtype}".encode())
+    digest.update(np.array(inputs).tobytes())
+    for layer in cache:
+        digest.update(f"{layer.offset} {None if layer.keys is None else layer.keys.shape[1::2]}".encode())
+        if layer.keys is not None:
+            digest.update(_rows(layer.keys, 0, layer.offset).tobytes())
+            digest.update(_rows(layer.values, 0, layer.offset).tobytes())
+    return digest.digest()
 
 
 def _rows(buffer: mx.array, start: int, end: int) -> Any:

@@ -22,7 +22,7 @@ from reference.values import SamplingParams
 from specproof.adapters.mlx_lm import ENGINE
 from specproof.engine import ExactEngine, ModelSpec, ResumableEngine
 from specproof.oracle import Oracle
-from specproof.pairs import toy
+from specproof.pairs import toy, trained
 
 REGIMES = ("plain", "all_reject", "mixed", "all_accept")
 SAMPLED = "sampler_match"
@@ -47,6 +47,21 @@ def test_it_is_an_engine_that_can_be_resumed_and_enumerated():
     assert isinstance(ENGINE, ResumableEngine)
     assert isinstance(ENGINE, ExactEngine)
     assert ENGINE.version.startswith("0.")
+
+
+def test_a_checkpoint_stored_in_float16_is_run_in_float32():
+    stored, _ = load_model(trained().draft)
+    assert stored.model.embed_tokens.weight.dtype == mx.float16, "or there would be nothing to see"
+    pair = case(target=ModelSpec(trained().draft), draft=ModelSpec(trained().draft), max_tokens=3)
+    session, _ = finished(pair)
+    assert {layer.keys.dtype for layer in session.caches.target} == {mx.float32}
+
+
+def test_a_lean_session_gives_the_same_tokens_and_looks_no_forward_up(monkeypatch):
+    monkeypatch.setattr("specproof.adapters.mlx_lm._remembered", None)
+    lean = list(ENGINE.start_lean(case("mixed", SAMPLED, WARM, k=3)))
+    monkeypatch.undo()
+    assert lean == finished(case("mixed", SAMPLED, WARM, k=3))[1]
 
 
 # ---------------------------------------------------------------------------------------------------- rounds

@@ -339,6 +339,13 @@ def test_a_drafter_that_never_proposes_is_seen_though_the_length_pauses():
     assert f"the drafter proposed nothing in {asked} rounds" in wrong["counters"][0].message
 
 
+def test_a_decoder_that_never_finds_room_is_seen_at_a_fixed_length(monkeypatch):
+    monkeypatch.setattr("mlx_impl.decoder._rows_until_quantised", lambda state: (0,))
+    wrong, run = violations(MlxImplEngine("no room"), plain_case())
+    assert {boundary.allowed for boundary in run.boundaries} == {None}
+    assert "the drafter proposed nothing" in wrong["counters"][0].message
+
+
 class ByPast(Decoder):
     """k follows from the past of the decode alone: from how much of the budget is left."""
 
