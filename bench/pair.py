@@ -131,7 +131,7 @@ def verdicts(swept: Sweep, costs: Costs) -> Iterator[str]:
     name = f"k = {best}"
     faster = max(("plain", "mlx-lm, plain"), key=swept.per_second)
     yield (
-        f"Best k, the one of the highest median here: {best}, {speed_up:.2f} times our plain decoding{goal}; {part:.2f} "
+        f"Best k (of the highest median here): {best}, {speed_up:.2f} times our plain decoding{goal}; {part:.2f} "
         f"of the prediction (goal {NEAR}: {_reached(part >= NEAR)}). By all tokens in all seconds it is "
         f"{swept.per_second(name) / swept.per_second(faster):.2f} times the faster of the two plain loops ({faster})."
     )
