@@ -69,7 +69,7 @@ class MlxImplSession(DecoderSession):
         return None if done is None else done.log_probabilities
 
     def allowed(self) -> int | None:
-        """What the decoder's draft length chose, and the budget left of it."""
+        """What the decoder's draft length chose; None for a fixed one, which never pauses."""
         return self._length.allowed
 
     def proposer(self) -> DrafterKind | None:
