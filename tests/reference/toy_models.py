@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from reference import KVCache, LanguageModel, SamplingParams, Transformer, distribution
+from reference import DecoderState, KVCache, LanguageModel, SamplingParams, Transformer, distribution
 from reference.randomness import gumbel_noise
-from reference.state import DecoderState
 from reference.transformer import Activations
 
 
