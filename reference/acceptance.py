@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from reference.errors import DishonestDraft
-from reference.randomness import Probabilities, Randomness
+from reference.randomness import Randomness
+from reference.values import Probabilities
 
 Dists = Sequence[Probabilities]
 """One distribution [V] for each place of a block."""

@@ -53,10 +53,14 @@ def read_config(folder: Path) -> LlamaConfig:
         problem = "has no config.json" if folder.is_dir() else "is not a folder"
         raise CheckpointError(f"{folder} {problem}; give a Hugging Face checkpoint folder")
     given = {name: value for name, value in _read_json(file).items() if value is not None}
+    if (kind := given.get("model_type")) != "llama":
+        raise CheckpointError(f"{folder} is a {kind!r} model; only 'llama' checkpoints can be read")
     rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise CheckpointError(f"{file} describes rotary positions by {rope!r}; give a JSON object")
-    _refuse_unknown_parts(file, given, rope)
+    for name, value in [*given.items(), *rope.items()]:
+        if value not in (None, _PLAIN.get(name, value)):
+            raise CheckpointError(f"{file} gives {name} as {value!r}, unknown to this reader; give a plain Llama")
 
     def positive(name: str, absent: object = None, *, kinds: tuple[type, ...] = (int,)) -> Any:
         value: Any = given.get(name, absent)
@@ -82,15 +86,6 @@ def read_config(folder: Path) -> LlamaConfig:
     return config
 
 
-def _refuse_unknown_parts(file: Path, given: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
-    """Refuse what would be computed wrongly: another architecture, or a Llama with parts unknown here."""
-    if (kind := given.get("model_type")) != "llama":
-        raise CheckpointError(f"{file.parent} is a {kind!r} model; only 'llama' checkpoints can be read")
-    for name, value in [*given.items(), *rope.items()]:
-        if value not in (None, _PLAIN.get(name, value)):
-            raise CheckpointError(f"{file} gives {name} as {value!r}, unknown to this reader; give a plain Llama")
-
-
 def layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every weight of one layer; matrices are [out, in]."""
     d, m = config.hidden_size, config.intermediate_size
@@ -104,13 +99,10 @@ def layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 
 def weight_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     """Hugging Face name -> shape of every weight."""
-    v, d = config.vocab_size, config.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (v, d), "model.norm.weight": (d,)}
-    if not config.tied:
-        shapes["lm_head.weight"] = (v, d)
-    for index in range(config.num_layers):
-        shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in layer_shapes(config).items()}
-    return shapes
+    v, d, layers = config.vocab_size, config.hidden_size, range(config.num_layers)
+    head = {} if config.tied else {"lm_head.weight": (v, d)}
+    parts = {f"model.layers.{i}.{part}.weight": s for i in layers for part, s in layer_shapes(config).items()}
+    return {"model.embed_tokens.weight": (v, d), "model.norm.weight": (d,), **head, **parts}
 
 
 def read_weights(folder: Path, config: LlamaConfig) -> dict[str, Floats]:
@@ -121,7 +113,11 @@ def read_weights(folder: Path, config: LlamaConfig) -> dict[str, Floats]:
     """
     found: dict[str, Floats] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        tensors = _read_tensors(file)
+        try:
+            entries = _deserialize(file.read_bytes())
+        except safetensors.SafetensorError as error:
+            raise CheckpointError(f"{file} is not a safetensors file ({error}); download it again") from error
+        tensors = {name: _floats(entry) for name, entry in entries if entry["dtype"] in _FORMATS}
         if twice := sorted(found.keys() & tensors.keys()):
             raise CheckpointError(f"{file} holds {twice[0]}, which another file has, too; keep the files of one model")
         found |= tensors
@@ -135,21 +131,12 @@ def read_weights(folder: Path, config: LlamaConfig) -> dict[str, Floats]:
     return found
 
 
-def _read_tensors(file: Path) -> dict[str, Floats]:
-    """All float tensors of a file, as float64."""
-    try:
-        entries = _deserialize(file.read_bytes())
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(f"{file} is not a safetensors file ({error}); download it again") from error
-    return {name: _floats(entry).reshape(entry["shape"]) for name, entry in entries if entry["dtype"] in _FORMATS}
-
-
 def _floats(entry: Mapping[str, Any]) -> Floats:
-    """The numbers of a tensor, flat."""
+    """A tensor of a file, as float64."""
     numbers = np.frombuffer(entry["data"], _FORMATS[entry["dtype"]])
     if entry["dtype"] == "BF16":
         numbers = (numbers.astype("<u4") << 16).view("<f4")
-    return numbers.astype(np.float64)
+    return numbers.astype(np.float64).reshape(entry["shape"])
 
 
 def read_tokens(folder: Path) -> dict[str, int] | None:

@@ -58,9 +58,8 @@ class DecoderState:
     def check_boundary(self) -> None:
         """As `check_usable`; CacheLengthError where the target cache holds not as many rows as `history[:-1]`."""
         self.check_usable()
-        rows, expected = self.target_cache.offset, len(self.history) - 1
-        if rows != expected:
-            held = f"the target cache holds {rows} rows, a history of {len(self.history)} tokens needs {expected}"
+        if (rows := self.target_cache.offset) != (needed := len(self.history) - 1):
+            held = f"the target cache holds {rows} rows, a history of {len(self.history)} tokens needs {needed}"
             raise CacheLengthError(f"{held}; something else used it: give every state its own (copy), or prefill anew")
 
     def record(self, round_: Round, block: DraftBlock, hidden: Floats) -> None:
@@ -177,20 +176,17 @@ class Decoder:
             q=tuple(float(q[i][token]) for i, token in enumerate(drafted)),
             sum_min=tuple(float(np.minimum(p_i, q_i).sum()) for p_i, q_i in tested),
             sum_prod=tuple(float((p_i * q_i).sum()) for p_i, q_i in tested),
-            log_probabilities=tuple(_log(float(p[i][token])) for i, token in enumerate(emitted)),
+            log_probabilities=tuple(math.log(p[i][t]) if p[i][t] > 0 else -math.inf for i, t in enumerate(emitted)),
             finish=self._finish(emitted[-1], len(state.emitted) + len(emitted), state.max_tokens),
         )  # fmt: skip
 
     def _commit(self, state: DecoderState, round_: Round) -> None:
         """Leave in the caches what is committed now. The history itself is still the old one."""
-        history = [*state.history, *round_.emitted]
         # The target holds k + 1 new rows and keeps those of the pending token and of all emitted ones but the last.
         state.target_cache.trim(len(round_.drafted) + 1 - len(round_.emitted))
         # The drafter holds k new rows (`eager`: k + 1), so it may have to forward the last proposal.
-        if round_.finish is None:
-            state.drafter.commit(history)
-        else:
-            state.drafter.settle(history)
+        catch_up = state.drafter.commit if round_.finish is None else state.drafter.settle
+        catch_up([*state.history, *round_.emitted])
 
     def prefill(self, prompt: Sequence[int], drafter: Drafter, max_tokens: int,
                 target_cache: KVCache | None = None) -> DecoderState:  # fmt: skip
@@ -207,8 +203,8 @@ class Decoder:
         """
         prompt, max_tokens = check_tokens(prompt, self.target), checked_integer("max_tokens", max_tokens, 0)
         cache = self.target.new_cache() if target_cache is None else target_cache
-        self._check_turn(prompt, drafter, cache)
-        held, draft_held = cache.offset, _rows(drafter)
+        held, draft_held = cache.offset, 0 if drafter.cache is None else drafter.cache.offset
+        self._check_turn(prompt, drafter, held, draft_held)
         try:
             if max_tokens == 0:
                 if held < len(prompt) - 1:
@@ -243,15 +239,15 @@ class Decoder:
             state.roll_back()
             raise
 
-    def _check_turn(self, prompt: Sequence[int], drafter: Drafter, cache: KVCache) -> None:
+    def _check_turn(self, prompt: Sequence[int], drafter: Drafter, held: int, draft_held: int) -> None:
         """Refuse a prompt without tokens, another vocabulary, and caches too long for the prompt."""
         if not prompt:
             raise EmptyPrompt("the prompt is empty; there is no position to predict from: give at least one token")
         drafter.check_vocabulary(self.target)
-        for owner, rows in (("target", cache.offset), ("draft", _rows(drafter))):
+        for owner, rows in (("target", held), ("draft", draft_held)):
             if rows > len(prompt) - 1:
-                held = f"{owner} cache holds {rows} rows, a prompt of {len(prompt)} tokens allows {len(prompt) - 1}"
-                raise CacheLengthError(f"{held} (its last is forwarded): trim the cache to shared rows, or pass none")
+                long = f"{owner} cache holds {rows} rows, a prompt of {len(prompt)} tokens allows {len(prompt) - 1}"
+                raise CacheLengthError(f"{long} (its last is forwarded): trim the cache to shared rows, or pass none")
 
     def generate(self, state: DecoderState) -> Generator[GeneratedToken, None, None]:
         """Hand out tokens until the turn ends, those that are waiting first.
@@ -285,13 +281,3 @@ class Decoder:
         if last in self.stop_tokens:
             return "stop"
         return "length" if num_emitted == max_tokens else None
-
-
-def _log(probability: float) -> float:
-    """-inf for a token without mass."""
-    return math.log(probability) if probability > 0 else -math.inf
-
-
-def _rows(drafter: Drafter) -> int:
-    """Rows in the drafter's cache; 0 where it has none."""
-    return 0 if drafter.cache is None else drafter.cache.offset

@@ -95,10 +95,6 @@ class DraftModel:
         contents = (getattr(model, "tokens", None) for model in (target, self.model))
         check_vocabularies(target.vocab_size, self.model.vocab_size, *contents)
 
-    def synced_len(self, history: Sequence[int]) -> int:
-        """How many tokens of the history the cache holds."""
-        return min(self.cache.offset, len(history))
-
     def propose(self, history: Sequence[int], target_hidden: Floats | None, budget: int) -> DraftBlock:
         """Up to min(budget, max_draft) proposals, drawn one after the other; DecodingFault by a broken model."""
         self.rollback(history)
@@ -147,8 +143,7 @@ class DraftModel:
 
     def _feed(self, tokens: Sequence[int]) -> None:
         """Forward what the cache does not hold of `tokens`, from position 0 on."""
-        missing = tokens[self.cache.offset :]
-        if missing:
+        if missing := tokens[self.cache.offset :]:
             advance(self.model, missing, self.cache)
 
 
@@ -160,10 +155,9 @@ def checked_limit(max_draft: int | None) -> int | None:
 def check_vocabularies(target_size: int, draft_size: int, target_tokens: Mapping[str, int] | None = None,
                        draft_tokens: Mapping[str, int] | None = None) -> None:  # fmt: skip
     """VocabularyMismatch where the sizes differ, or both tokenizers are given and number a token differently."""
-    advice = "proposals are verified by id: use a drafter with the target's tokenizer"
+    advice = "proposals are verified by id: use a drafter with the target's tokenizer and (padded) vocabulary size"
     if target_size != draft_size:
-        sizes = f"the target has {target_size} tokens, the drafter {draft_size}"
-        raise VocabularyMismatch(f"{sizes}; {advice} and (padded) vocabulary size")
+        raise VocabularyMismatch(f"the target has {target_size} tokens, the drafter {draft_size}; {advice}")
     if target_tokens is not None and draft_tokens is not None and target_tokens != draft_tokens:
         token = min(token for token, _ in target_tokens.items() ^ draft_tokens.items())
         ids = f"{target_tokens.get(token)} for the target, {draft_tokens.get(token)} for the drafter"

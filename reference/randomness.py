@@ -8,12 +8,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from reference.values import Floats, checked_integer
-
-Probabilities = NDArray[Any]
-"""[V], float64 or object (Fractions)."""
+from reference.values import Floats, Probabilities, checked_integer
 
 
 class Randomness(Protocol):

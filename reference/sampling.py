@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from reference.errors import DecodingFault, InvalidSetting, NonFiniteLogits
-from reference.values import Floats, Integers, SamplingParams
+from reference.values import Floats, SamplingParams
 
 LogitsProcessor = Callable[[Sequence[int], Floats], Floats]
 """(all tokens before the one to be drawn, its logits [V]) -> logits [V]. -inf bans a token.
@@ -26,17 +26,15 @@ def next_distribution(logits: Floats, context: Sequence[int], params: SamplingPa
         NonFiniteLogits: NaN or infinite logits from the model; or, from the processors, NaN, +inf or all -inf.
         DecodingFault: a processor returned something else than logits [V].
     """
-    position = len(context) - 1
+    position, shape = len(context) - 1, logits.shape
     if len(bad := np.flatnonzero(~np.isfinite(logits))):
         logit = f"the logit {logits[bad[0]]} for token {bad[0]} at position {position}"
         raise NonFiniteLogits(f"{model_name} gave {logit}; nothing can be drawn: check the model's weights")
     for index, processor in enumerate(processors):
-        processed = processor(context, logits)
-        if not isinstance(processed, np.ndarray) or processed.shape != logits.shape:
-            got = f"a {type(processed).__name__} of shape {getattr(processed, 'shape', None)}"
-            wanted = f"an array of {logits.shape}: return the changed logits"
-            raise DecodingFault(f"logits processor {index} of {model_name} returned {got}, expected {wanted}")
-        logits = processed
+        logits = processor(context, logits)
+        if not isinstance(logits, np.ndarray) or logits.shape != shape:
+            got = f"a {type(logits).__name__} of shape {getattr(logits, 'shape', None)}, expected an array of {shape}"
+            raise DecodingFault(f"logits processor {index} of {model_name} returned {got}: return the changed logits")
     if not np.isfinite(logits.max()):  # NaN, where one of them is
         left = f"no distribution for {model_name} at position {position} (highest logit {logits.max()})"
         raise NonFiniteLogits(f"the logits processors left {left}; ban tokens with -inf, but not all, and give no NaN")
@@ -55,14 +53,12 @@ def distribution(logits: Floats, params: SamplingParams, context: Sequence[int])
     given = np.asarray(logits, dtype=np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         logits = with_bias(with_penalties(given, params, context), params.logit_bias)
-    if len(overflown := np.flatnonzero(np.isfinite(given) & ~np.isfinite(logits))):
-        token = overflown[0]
-        change = f"the logit of token {token} from {given[token]} to {logits[token]}"
+    if len(lost := np.flatnonzero(np.isfinite(given) & ~np.isfinite(logits))):
+        change = f"the logit of token {lost[0]} from {given[lost[0]]} to {logits[lost[0]]}"
         raise NonFiniteLogits(f"the sampling settings took {change}; give less extreme ones than {params}")
     if params.temperature == 0:
         return np.where(np.arange(len(logits)) == np.argmax(logits), 1.0, 0.0)  # argmax: ties to the lowest id
-    probabilities = softmax(logits, params.temperature)
-    probabilities = keep_top_k(probabilities, params.top_k)
+    probabilities = keep_top_k(softmax(logits, params.temperature), params.top_k)
     probabilities = keep_top_p(probabilities, params.top_p)
     return keep_min_p(probabilities, params.min_p)
 
@@ -71,8 +67,8 @@ def with_penalties(logits: Floats, params: SamplingParams, context: Sequence[int
     """Repetition (CTRL), presence and frequency penalties on the tokens in the window. [V] -> [V]."""
     if not params.has_penalties:
         return logits
-    window = context[-params.penalty_window :]  # [-0:] is all of it
-    counts = np.bincount(np.asarray(window, dtype=np.int64), minlength=len(logits))  # [V]
+    window = np.asarray(context[-params.penalty_window :], dtype=np.int64)  # [-0:] is all of it
+    counts = np.bincount(window, minlength=len(logits))  # [V]
     seen, penalty = counts > 0, params.repetition_penalty
     repeated = np.where(seen, np.where(logits > 0, logits / penalty, logits * penalty), logits)
     return repeated - (params.presence_penalty * seen + params.frequency_penalty * counts)
@@ -99,21 +95,20 @@ def softmax(logits: Floats, temperature: float) -> Floats:
 
 def keep_top_k(probabilities: Floats, k: int) -> Floats:
     """Only the k most probable tokens, ties to the lowest ids; 0 keeps all. [V] -> [V]."""
-    return probabilities if k == 0 else _keep(probabilities, _ranked(probabilities)[:k])
+    return probabilities if k == 0 else _keep_first(probabilities, k)
 
 
 def keep_top_p(probabilities: Floats, top_p: float) -> Floats:
     """Only the fewest most probable tokens whose mass reaches top_p; 1 keeps all. [V] -> [V]."""
     if top_p == 1:
         return probabilities
-    ranked = _ranked(probabilities)
-    short = np.cumsum(probabilities[ranked]) < top_p  # [V], True ... True False ... False
-    return _keep(probabilities, ranked[: short.sum() + 1])
+    short = np.cumsum(np.sort(probabilities)[::-1]) < top_p  # [V], True ... True False ... False
+    return _keep_first(probabilities, short.sum() + 1)
 
 
 def keep_min_p(probabilities: Floats, min_p: float) -> Floats:
     """Only tokens with at least min_p times the highest probability; 0 keeps all. [V] -> [V]."""
-    return _keep(probabilities, np.flatnonzero(probabilities >= min_p * probabilities.max()))
+    return normalised(np.where(probabilities >= min_p * probabilities.max(), probabilities, 0.0))
 
 
 def normalised(weights: Floats) -> Floats:
@@ -122,13 +117,8 @@ def normalised(weights: Floats) -> Floats:
     return weights / total
 
 
-def _ranked(probabilities: Floats) -> Integers:
-    """Token ids from the most to the least probable, ties by id. [V] -> [V]."""
-    return np.argsort(-probabilities, kind="stable")
-
-
-def _keep(probabilities: Floats, tokens: Integers) -> Floats:
-    """The distribution given that one of `tokens` was drawn. [V] -> [V]."""
-    kept = np.zeros_like(probabilities)
-    kept[tokens] = probabilities[tokens]
+def _keep_first(probabilities: Floats, count: int) -> Floats:
+    """Only the `count` most probable tokens, ties to the lowest ids. [V] -> [V]."""
+    kept, first = np.zeros_like(probabilities), np.argsort(-probabilities, kind="stable")[:count]
+    kept[first] = probabilities[first]
     return normalised(kept)

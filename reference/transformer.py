@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reference.cache import KVCache, LayerCache
 from reference.checkpoint import LlamaConfig, layer_shapes, read_config, read_tokens, read_weights
 from reference.errors import ContextExhausted, EmptyPrompt, HiddenCache, TokenOutOfRange
-from reference.values import Floats, Integers, as_count
+from reference.values import Bools, Floats, Integers, as_count
 
-Bools = NDArray[np.bool_]
 Layer = Mapping[str, Floats]
 """The weights of one layer, by their names in `checkpoint.layer_shapes`; matrices are [out, in]."""
 
@@ -61,17 +59,12 @@ class Transformer:
 
     def __init__(self, config: LlamaConfig, weights: Mapping[str, Floats], name: str,
                  tokens: Mapping[str, int] | None = None) -> None:  # fmt: skip
-        self.config, self.name, self.tokens = config, name, tokens
+        self.config, self.vocab_size, self.name, self.tokens = config, config.vocab_size, name, tokens
         self.embedding = weights["model.embed_tokens.weight"]  # [V, D]
         parts, indices = layer_shapes(config), range(config.num_layers)
         self.layers: list[Layer] = [{p: weights[f"model.layers.{i}.{p}.weight"] for p in parts} for i in indices]
         self.final_norm = weights["model.norm.weight"]  # [D]
         self.head = self.embedding if config.tied else weights["lm_head.weight"]  # [V, D]
-
-    @property
-    def vocab_size(self) -> int:
-        """V."""
-        return self.config.vocab_size
 
     def new_cache(self) -> KVCache:
         """A cache without rows."""
@@ -185,8 +178,7 @@ def attention(queries: Floats, keys: Floats, values: Floats, visible: Bools) -> 
 
     queries [n_heads, T, d], keys and values [n_kv, S, d], visible [T, S] -> [T, n_heads * d].
     """
-    n_heads, length, d = queries.shape
-    n_kv = len(keys)
+    (n_heads, length, d), n_kv = queries.shape, len(keys)
     grouped = queries.reshape(n_kv, n_heads // n_kv, length, d)  # [n_kv, group, T, d]
     scores = np.where(visible, grouped @ keys[:, None].swapaxes(-1, -2) / np.sqrt(d), -np.inf)  # [n_kv, group, T, S]
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))

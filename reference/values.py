@@ -19,6 +19,9 @@ from reference.errors import InvalidSetting
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Probabilities = NDArray[Any]
+"""[V], float64 or object (Fractions)."""
 
 Finish = Literal["stop", "length"]
 """Why a turn ended: a stop token was emitted, or `max_tokens` was reached."""
@@ -86,12 +89,11 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidSetting(f"logit_bias is {self.logit_bias!r}; give a mapping: token id -> number")
-        given = vars(self)
         tokens = [checked_integer("logit_bias", token, 0, " as token id") for token in self.logit_bias]
         values = [_checked_number("logit_bias", value) for value in self.logit_bias.values()]
-        counts = {n: checked_integer(n, given[n], 0, " (0: all tokens)") for n in ("top_k", "penalty_window")}
-        numbers = {n: _checked_number(n, given[n]) for n in _ALLOWED if n != "logit_bias"}
-        given.update(counts | numbers, logit_bias=MappingProxyType(dict(zip(tokens, values, strict=True))))
+        counts = {n: checked_integer(n, getattr(self, n), 0, " (0: all tokens)") for n in ("top_k", "penalty_window")}
+        numbers = {n: _checked_number(n, getattr(self, n)) for n in _ALLOWED if n != "logit_bias"}
+        vars(self).update(counts | numbers, logit_bias=MappingProxyType(dict(zip(tokens, values, strict=True))))
 
     @property
     def has_penalties(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from reference.errors import DecodingFault, InvalidSetting
-from reference.randomness import Probabilities
+from reference.values import Probabilities
 
 
 @dataclass
