@@ -45,12 +45,6 @@ class KVCache:
     def __init__(self, layers: Sequence[LayerCache]) -> None:
         self.layers = list(layers)
 
-    @classmethod
-    def empty(cls, num_layers: int, num_kv_heads: int, head_dim: int) -> KVCache:
-        """A cache without rows."""
-        nothing = np.zeros((num_kv_heads, 0, head_dim))
-        return cls([LayerCache(nothing, nothing) for _ in range(num_layers)])
-
     @property
     def offsets(self) -> tuple[int, ...]:
         """Rows per layer. They differ only inside a forward, or after one that failed half-way."""

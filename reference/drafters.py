@@ -98,19 +98,18 @@ class DraftModel:
     def propose(self, history: Sequence[int], target_hidden: Floats | None, budget: int) -> DraftBlock:
         """Up to min(budget, max_draft) proposals, drawn one after the other; DecodingFault by a broken model."""
         self.rollback(history)
-        tokens: list[int] = []
-        distributions: list[DraftDistribution] = []
+        block = DraftBlock()
         for _ in range(budget if history else 0)[: self.max_draft]:
-            context = [*history, *tokens]
+            context = [*history, *block.tokens]
             logits = advance(self.model, context[self.cache.offset :], self.cache).logits[-1]  # [T, V] -> [V]
             q = self._distribution(logits, context)
             if q.max() < self.min_prob:
                 break
-            tokens.append(self._draw(q, len(context)))
-            distributions.append(DraftDistribution.from_dense(q))
-        if tokens and self.schedule == "eager":
-            self._feed([*history, *tokens])
-        return DraftBlock(tuple(tokens), tuple(distributions))
+            token = self._draw(q, len(context))
+            block = DraftBlock((*block.tokens, token), (*block.distributions, DraftDistribution.from_dense(q)))
+        if block.tokens and self.schedule == "eager":
+            self._feed([*history, *block.tokens])
+        return block
 
     def commit(self, history: Sequence[int]) -> None:
         """Trim to the committed tokens, and forward those that are missing: all, or (`deferred`) all but one.

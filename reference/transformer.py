@@ -14,7 +14,7 @@ import numpy as np
 from reference.cache import KVCache, LayerCache
 from reference.checkpoint import LlamaConfig, layer_shapes, read_config, read_tokens, read_weights
 from reference.errors import ContextExhausted, EmptyPrompt, HiddenCache, TokenOutOfRange
-from reference.values import Bools, Floats, Integers, as_count
+from reference.values import Bools, Floats, Ints, as_count
 
 Layer = Mapping[str, Floats]
 """The weights of one layer, by their names in `checkpoint.layer_shapes`; matrices are [out, in]."""
@@ -68,7 +68,8 @@ class Transformer:
 
     def new_cache(self) -> KVCache:
         """A cache without rows."""
-        return KVCache.empty(self.config.num_layers, self.config.num_kv_heads, self.config.head_dim)
+        nothing = np.zeros((self.config.num_kv_heads, 0, self.config.head_dim))
+        return KVCache([LayerCache(nothing, nothing)] * self.config.num_layers)
 
     def forward(self, tokens: Sequence[int], cache: KVCache) -> Activations:
         """Run T tokens after the S rows of the cache; the cache then holds S + T rows.
@@ -99,13 +100,12 @@ class Transformer:
             x = self._mix(layer, x, queries, keys, values, causal)  # [T, D]
         return WholePass(self._finish(x).logits, tuple(rows))
 
-    def _read(self, index: int, layer: Layer, x: Floats, queries: Floats, held: LayerCache,
-              positions: Integers) -> Floats:  # fmt: skip
+    def _read(self, index: int, layer: Layer, x: Floats, queries: Floats, held: LayerCache, positions: Ints) -> Floats:
         """The rest of a layer, from what its cache holds now: every token sees the rows up to its own. -> [T, D]."""
         visible = np.arange(held.offset) <= positions[:, None]  # [T, S + T]
         return self._mix(layer, x, queries, held.keys, held.values, visible)
 
-    def _check_positions(self, positions: Integers) -> None:
+    def _check_positions(self, positions: Ints) -> None:
         last, limit = positions[-1], self.config.max_positions
         if limit is not None and last >= limit:
             raise ContextExhausted(f"{self.name} has {limit} positions, and was asked for {last}; end the turn before")
@@ -160,7 +160,7 @@ def split_heads(x: Floats, num_heads: int) -> Floats:
     return x.reshape(len(x), num_heads, -1).transpose(1, 0, 2)
 
 
-def rotary_angles(positions: Integers, config: LlamaConfig) -> Floats:
+def rotary_angles(positions: Ints, config: LlamaConfig) -> Floats:
     """How far each pair of entries turns at each position. [T] -> [T, d/2]."""
     half = config.head_dim // 2
     return positions[:, None] * config.rope_theta ** (-np.arange(half) / half)

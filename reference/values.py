@@ -5,7 +5,6 @@ and nothing else of `reference`, so that the decoding logic stays written twice.
 """
 
 import math
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from reference.errors import InvalidSetting
 
 Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Probabilities = NDArray[Any]
 """[V], float64 or object (Fractions)."""
@@ -29,10 +28,7 @@ Finish = Literal["stop", "length"]
 
 def as_count(value: Any) -> int:
     """A count or a token id as a plain int, NumPy's too; -1, which is neither, for anything else, 2.0 and "2" too."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        return -1
+    return int(value) if isinstance(value, int | np.integer) else -1
 
 
 def checked_integer(name: str, value: object, least: int, note: str = "") -> int:
@@ -105,7 +101,7 @@ class SamplingParams:
 class DraftDistribution:
     """A distribution q over the vocabulary, stored by its support."""
 
-    support: Integers  # token ids with positive mass, ascending, [S]
+    support: Ints  # token ids with positive mass, ascending, [S]
     probabilities: Floats  # their mass [S], float64 or object (Fractions), summing to 1
     vocab_size: int  # V, the length of the dense form
 

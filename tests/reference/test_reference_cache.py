@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference.cache import KVCache
+from reference.cache import KVCache, LayerCache
 from reference.errors import CacheLengthError
 
 
 def filled(*offsets: int) -> KVCache:
     """A cache whose layers hold so many rows; the row at position n of layer l holds 100 l + n."""
-    cache = KVCache.empty(len(offsets), num_kv_heads=2, head_dim=3)
+    nothing = np.zeros((2, 0, 3))
+    cache = KVCache([LayerCache(nothing, nothing)] * len(offsets))
     for layer, offset in enumerate(offsets):
         rows = np.broadcast_to((100 * layer + np.arange(offset))[None, :, None], (2, offset, 3))
         cache.append(layer, rows, -rows)
