@@ -37,7 +37,7 @@ class AcceptanceRule:
     """One rule, and what is claimed of it.
 
     `expected_acceptance` is the probability that a proposal drawn from q_i [V] is accepted against p_i [V], given that
-    its position is reached. For `block` it is a lower bound: behind proposals of weight w it is sum_x min(p, q / w).
+    its position is reached. For `block` it is a lower bound: see `expected_accepted_block`.
     """
 
     name: str  # its key in `RULES`
@@ -147,6 +147,30 @@ def _gumbel_agreement(p: Probabilities, q: Probabilities) -> Any:
     """sum_x 1 / sum_y max(p(y) / p(x), q(y) / q(x)): both argmaxes of Gumbel-perturbed log-probabilities are x."""
     both = np.flatnonzero((p > 0) & (q > 0))
     return sum(1 / np.maximum(p / p[x], q / q[x]).sum() for x in both)
+
+
+def expected_accepted(acceptances: Sequence[Any]) -> Any:
+    """Expected accepted proposals, from each position's acceptance given that it is reached: a_1 + a_1 a_2 + ..."""
+    return np.cumprod(acceptances).sum()
+
+
+Conditional = Callable[[tuple[int, ...]], Probabilities]
+"""The distribution [V] of the next token, given the tokens drafted before it in the block."""
+
+
+def expected_accepted_block(p: Conditional, q: Conditional, k: int, prefix: tuple[int, ...] = (), w: Any = 1) -> Any:
+    """Expected accepted proposals of `block`: sum_i sum over d_1..d_i of q(d_1..d_i) * w_i.
+
+    Walks all prefixes with mass under q, V ** k at the most: k more proposals behind `prefix`, which has the weight w.
+    """
+    if k == 0:
+        return 0
+    p_here, q_here, expected = p(prefix), q(prefix), 0
+    for token in np.flatnonzero(q_here):
+        w_next = min(w * p_here[token] / q_here[token], 1)
+        behind = expected_accepted_block(p, q, k - 1, (*prefix, int(token)), w_next)
+        expected = expected + q_here[token] * (w_next + behind)
+    return expected
 
 
 RULES: Mapping[str, AcceptanceRule] = {rule.name: rule for rule in (

@@ -58,7 +58,7 @@ def read_config(folder: Path) -> LlamaConfig:
     rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise CheckpointError(f"{file} describes rotary positions by {rope!r}; give a JSON object")
-    for name, value in [*given.items(), *rope.items()]:  # what would be computed wrongly
+    for name, value in [*given.items(), *rope.items()]:
         if value not in (None, _PLAIN.get(name, value)):
             raise CheckpointError(f"{file} gives {name} as {value!r}, unknown to this reader; give a plain Llama")
 

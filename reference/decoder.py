@@ -58,9 +58,8 @@ class DecoderState:
     def check_boundary(self) -> None:
         """As `check_usable`; CacheLengthError where the target cache holds not as many rows as `history[:-1]`."""
         self.check_usable()
-        rows, expected = self.target_cache.offset, len(self.history) - 1
-        if rows != expected:
-            held = f"the target cache holds {rows} rows, a history of {len(self.history)} tokens needs {expected}"
+        if (rows := self.target_cache.offset) != (needed := len(self.history) - 1):
+            held = f"the target cache holds {rows} rows, a history of {len(self.history)} tokens needs {needed}"
             raise CacheLengthError(f"{held}; something else used it: give every state its own (copy), or prefill anew")
 
     def record(self, round_: Round, block: DraftBlock, hidden: Floats) -> None:
@@ -204,7 +203,7 @@ class Decoder:
         """
         prompt, max_tokens = check_tokens(prompt, self.target), checked_integer("max_tokens", max_tokens, 0)
         cache = self.target.new_cache() if target_cache is None else target_cache
-        held, draft_held = cache.offset, (0 if drafter.cache is None else drafter.cache.offset)
+        held, draft_held = cache.offset, 0 if drafter.cache is None else drafter.cache.offset
         self._check_turn(prompt, drafter, held, draft_held)
         try:
             if max_tokens == 0:

@@ -7,9 +7,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from closed_forms import expected_accepted_block
 from law_controls import CONFUSED_DRAFT, RIGHT, TOO_OFTEN, Control, IndependentDraft, tiny_case
 
+from reference.acceptance import expected_accepted_block
 from reference.drafters import DraftModel
 from reference.values import SamplingParams
 from specproof.acceptance_rate import (

@@ -10,13 +10,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-from closed_forms import expected_accepted, expected_accepted_block
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_strategies import Prefix, Tree, point_masses, rational, rationals, trees
 
 from reference import RULES, AcceptanceRule, SamplingParams, SeededRandomness, distribution
-from reference.acceptance import Verdict, block_weights, residual
+from reference.acceptance import Verdict, block_weights, expected_accepted, expected_accepted_block, residual
 from reference.errors import DishonestDraft
 from specproof.enumeration import EnumeratedRandomness
 
