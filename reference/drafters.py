@@ -95,6 +95,10 @@ class DraftModel:
         contents = (getattr(model, "tokens", None) for model in (target, self.model))
         check_vocabularies(target.vocab_size, self.model.vocab_size, *contents)
 
+    def synced_len(self, history: Sequence[int]) -> int:
+        """How many tokens of the history the cache holds."""
+        return min(self.cache.offset, len(history))
+
     def propose(self, history: Sequence[int], target_hidden: Floats | None, budget: int) -> DraftBlock:
         """Up to min(budget, max_draft) proposals, drawn one after the other; DecodingFault by a broken model."""
         self.rollback(history)

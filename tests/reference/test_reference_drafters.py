@@ -79,6 +79,7 @@ def test_commit_leaves_the_committed_rows(draft: Transformer, schedule: str, num
     assert_holds(some.cache, draft, history[: len(history) - 1 - missing])
     some.settle(history)
     assert_holds(some.cache, draft, history[:-1])
+    assert some.synced_len(history) == len(history) - 1
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
