@@ -26,8 +26,6 @@ from specproof.pairs import Pair
 
 MOST = 8
 """The largest k."""
-OF_MLX_LM = (2, 4, 8)
-"""k for mlx-lm's speculative path."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def ways(models: Models) -> dict[str, Way]:
 
     found: dict[str, Way] = {"plain": partial(ours, models, lambda _: 0)}
     found["mlx-lm, plain"] = partial(mlx_lm_plain, models)
-    found |= {f"mlx-lm, k = {k}": partial(mlx_lm_speculative, models, k) for k in OF_MLX_LM}
+    found |= {f"mlx-lm, k = {k}": partial(mlx_lm_speculative, models, k) for k in range(1, MOST + 1)}
     found |= {f"k = {k}": partial(ours, models, lambda _, k=k: k) for k in range(1, MOST + 1)}
     found["adaptive"] = partial(ours, models, lambda job: adaptive(job.temperature))
     return found

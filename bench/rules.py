@@ -17,7 +17,7 @@ from reference.values import SamplingParams
 from specproof.held_out import held_out_prompts
 from specproof.measuring.command import compared, subjects_of
 from specproof.measuring.figures import figures
-from specproof.measuring.ordering import ORDER, Comparison, Step
+from specproof.measuring.ordering import LEVEL, ORDER, Comparison, Step
 from specproof.measuring.report import THEORY_OF, Column, Measurement
 from specproof.measuring.turns import Plan, measure
 from specproof.pairs import trained
@@ -25,8 +25,6 @@ from specproof.pairs import trained
 TEMPERATURES = (0.7, 1.0)
 K = 4
 PROMPT_TOKENS = 128
-SURE = 1.96
-"""Standard errors: a difference that is larger is seen."""
 
 
 def measured(temperature: float, prompts: Sequence[Sequence[int]], tokens: int) -> Measurement:
@@ -58,16 +56,12 @@ def theory(comparison: Comparison, places: str) -> str:
     return f"- Closed forms on the same {comparison.places} {places}: {order}; {holds}."
 
 
-def seen(step: Step) -> str:
+def measured_step(step: Step) -> str:
     """What was measured of two neighbours in the order."""
-    z = step.z or 0.0
-    word = (
-        "the order is seen" if z > SURE else "the order is CONTRADICTED" if z < -SURE
-        else "the order is not seen: the difference is within the noise"
-    )  # fmt: skip
+    p = "-" if step.p_value is None else f"{step.p_value:.2g}"
     return (
-        f"- Measured, accepted a round: `{step.more}` less `{step.less}` is {step.difference:+.3f} ({z:+.1f} standard "
-        f"errors): {word}."
+        f"- Measured, accepted a round: `{step.more}` less `{step.less}` is {step.difference:+.3f}, the mean over the "
+        f"prompts (paired t-test, p = {p}): {step.verdict}."
     )
 
 
@@ -78,12 +72,13 @@ def page(measurements: Sequence[Measurement], command: str) -> str:
         "# Acceptance rules on the trained pair", "", f"`{command}`: {machine()}.", "",
         f"k = {K}, {len(plan.prompts)} held-out prompts of {PROMPT_TOKENS} tokens, {plan.max_tokens} tokens after "
         "each. Tokens/s are the median of the turns, which alternate. `block` decides blocks jointly: of it, accepted "
-        "a round is what compares; `coupled` drafts by its own noise.",
+        "a round is what compares; `coupled` drafts by its own noise. Measured differences are judged together (Holm, "
+        f"level {LEVEL:g}).",
     ]  # fmt: skip
     for measurement in measurements:
         lines += ["", f"## Temperature {measurement.plan.sampling.temperature:g}", "", *table(measurement), ""]
         lines += [theory(found, places) for found, places in zip(measurement.theory, THEORY_OF, strict=True)]
-        lines += [seen(step) for step in measurement.order]
+        lines += [measured_step(step) for step in measurement.order]
     return "\n".join(lines) + "\n"
 
 

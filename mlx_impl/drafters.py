@@ -233,6 +233,8 @@ class DraftModel:
         )
 
     def _draw(self, q: mx.array, position: int) -> mx.array:
+        if not isinstance(self.sampling, SamplingParams) or self.sampling.temperature == 0:
+            return mx.argmax(q, axis=-1)  # a point mass leaves nothing to chance
         return self.randomness.categorical(q) if self.draw is None else self.draw(q, position)
 
     def _cut(self, history: Sequence[int]) -> int:

@@ -102,8 +102,8 @@ class ModelCache(Sequence[Any]):
     def shared(self, tokens: Sequence[int]) -> int:
         """How many of these tokens are held, from the first one on.
 
-        Those that it was told of (`commit`) are compared. Rows that came later, or with the caller's own layers, are
-        taken for those of the tokens at their places.
+        Those that it was told of (`feed`, `commit`) are compared. Rows that came otherwise, by `forward` or with the
+        caller's own layers, are taken for those of the tokens at their places.
 
         Raises:
             CacheLengthError: the layers disagree.
@@ -144,7 +144,11 @@ class ModelCache(Sequence[Any]):
 
         Raises:
             HiddenCache: as `forward`.
+            CacheLengthError: the layers disagree.
         """
+        if len(self._known) >= (held := self.length):
+            # Before the rows come: should two interrupts leave them behind, it is known whose they are.
+            self._known = [*self._known[:held], *tokens]
         size = self.prefill_step
         chunks = [device_tokens(tokens[start : start + size]) for start in range(0, len(tokens), size)]
         for chunk in chunks[:-1]:

@@ -208,10 +208,8 @@ def _order(plan: Plan, rules: dict[str, Column]) -> list[Step]:
     return measured_order(
         {
             rule: [
-                done.num_accepted
+                [done.num_accepted for done in turn.rounds if len(done.drafted) == plan.num_draft_tokens]
                 for turn in column.turns
-                for done in turn.rounds
-                if len(done.drafted) == plan.num_draft_tokens
             ]
             for rule, column in rules.items()
         }

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+import scipy.stats
 from numpy.typing import NDArray
 
 from reference.values import Round
+from specproof.statistics import holm
 
 Floats = NDArray[np.float64]
 
@@ -24,6 +26,8 @@ ORDER = ("sampler_match", "coupled", "rejection", "block")
 """By how much they accept, the least first."""
 NOISE = 1e-6
 """Violations smaller than this are rounding: float32 engines report probabilities."""
+LEVEL = 0.05
+"""The chance that any difference of a measurement is called seen where there is none."""
 
 
 def coupled_agreement(p: Floats, q: Floats) -> float:
@@ -85,25 +89,45 @@ def _compared(rules: Sequence[str], rows: Sequence[Sequence[float]]) -> Comparis
 class Step:
     """Two neighbours of the order, as measured: accepted proposals per full round.
 
-    `z`: the difference over its standard error; below -2 the order is contradicted. None with too few rounds.
+    Attributes:
+        less, more: the rules.
+        difference: by how much `more` accepted more in a turn, the mean over the turns that both ran.
+        p_value: of the hypothesis that they accept the same: two-sided paired t-test over the turns, since the rounds
+            of one text are not independent. None with fewer than two turns, or where all differ by the same.
+        seen: whether that hypothesis is rejected, all neighbours together (Holm) at `LEVEL`.
     """
 
     less: str
     more: str
     difference: float
-    z: float | None
+    p_value: float | None
+    seen: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if not self.seen:
+            return "within the noise"
+        return "as expected" if self.difference >= 0 else "the other way round"
 
 
-def measured_order(accepted: Mapping[str, Sequence[int]]) -> list[Step]:
-    """Compare neighbours among the rules that were measured: rule -> accepted proposals of each full round."""
-    rules = [rule for rule in ORDER if accepted.get(rule)]
-    return [_step(less, more, accepted) for less, more in pairwise(rules)]
+def measured_order(accepted: Mapping[str, Sequence[Sequence[int]]]) -> list[Step]:
+    """Compare neighbours among the rules that were measured.
+
+    Args:
+        accepted: rule -> turn -> accepted proposals of each full round; turn i of all rules has one prompt and seed.
+    """
+    rules = [rule for rule in ORDER if any(map(len, accepted.get(rule, ())))]
+    steps = [_step(less, more, accepted) for less, more in pairwise(rules)]
+    known = [index for index, step in enumerate(steps) if step.p_value is not None]
+    for index, seen in zip(known, holm([steps[i].p_value or 0.0 for i in known], LEVEL), strict=True):
+        steps[index] = replace(steps[index], seen=seen)
+    return steps
 
 
-def _step(less: str, more: str, accepted: Mapping[str, Sequence[int]]) -> Step:
-    a, b = (np.array(accepted[rule], dtype=np.float64) for rule in (less, more))
-    difference = float(b.mean() - a.mean())
-    if min(len(a), len(b)) < 2:
-        return Step(less, more, difference, None)
-    error = math.sqrt(float(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b)))
-    return Step(less, more, difference, difference / error if error > 0 else None)
+def _step(less: str, more: str, accepted: Mapping[str, Sequence[Sequence[int]]]) -> Step:
+    differences = [np.mean(b) - np.mean(a) for a, b in zip(accepted[less], accepted[more], strict=True) if a and b]
+    mean = float(np.mean(differences)) if differences else 0.0
+    if len(differences) < 2 or np.ptp(differences) == 0:
+        return Step(less, more, mean, None)
+    return Step(less, more, mean, float(scipy.stats.ttest_1samp(differences, 0.0).pvalue))

@@ -146,11 +146,8 @@ def _sentences(measurement: Measurement) -> Iterator[str]:
 
 
 def _step(step: Step) -> str:
-    z = UNDEFINED if step.z is None else f"{step.z:.1f}"
-    verdict = "as expected" if step.difference >= 0 else "the other way round"
-    if step.z is None or abs(step.z) < 2:
-        verdict += ", within the noise"
-    return f"{step.more} - {step.less} = {step.difference:+.3f} (z = {z}), {verdict}"
+    p = UNDEFINED if step.p_value is None else f"{step.p_value:.2g}"
+    return f"{step.more} - {step.less} = {step.difference:+.3f} (p = {p}), {step.verdict}"
 
 
 def to_json(measurement: Measurement) -> dict[str, object]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from reference.acceptance import RULES
 from reference.values import Round, SamplingParams
@@ -211,12 +212,40 @@ def test_block_expects_no_fewer_of_any_block_than_rejection() -> None:
 
 
 def test_measured_neighbours_are_compared_in_the_theoretical_order() -> None:
-    (first, second) = measured_order({"block": [2, 3, 2, 3], "coupled": [1, 2, 1, 2], "rejection": [1, 1, 2, 2]})
-    assert (first.less, first.more, first.difference, first.z) == ("coupled", "rejection", 0.0, 0.0)
-    assert (second.less, second.more, second.difference) == ("rejection", "block", 1.0)
-    assert second.z == pytest.approx(1 / np.sqrt(2 * (1 / 3) / 4))
-    (thin,) = measured_order({"block": [2], "rejection": [1]})
-    assert thin.z is None
+    turns = {
+        "block": [[3, 3], [2, 3], [3, 4]],
+        "coupled": [[1, 2], [1, 1], [2, 2]],
+        "rejection": [[1, 1, 1], [1, 2], [2, 2]],
+    }
+    first, second = measured_order(turns)
+    assert (first.less, first.more, first.difference) == ("coupled", "rejection", 0.0)
+    assert first.p_value == pytest.approx(1.0)
+    assert (second.less, second.more) == ("rejection", "block")
+    assert second.difference == pytest.approx((2.0 + 1.0 + 1.5) / 3)
+    # By hand: mean 1.5, standard error 0.5 / sqrt(3), so t = 3 sqrt(3) with two degrees of freedom.
+    assert second.p_value == pytest.approx(2 * scipy.stats.t.sf(3 * np.sqrt(3), 2))
+
+
+def test_a_difference_is_called_seen_only_where_the_turns_agree_about_it() -> None:
+    steady = {"rejection": [[1], [1], [2], [1], [2]], "block": [[3], [4], [4], [3], [4]]}
+    (step,) = measured_order(steady)
+    assert step.seen
+    assert step.verdict == "as expected"
+    (reverse,) = measured_order({"rejection": steady["block"], "block": steady["rejection"]})
+    assert reverse.seen
+    assert reverse.verdict == "the other way round"
+    (noisy,) = measured_order({"rejection": [[1], [4], [0], [3]], "block": [[4], [1], [3], [1]]})
+    assert not noisy.seen
+    assert noisy.verdict == "within the noise"
+
+
+def test_many_rounds_of_one_text_are_no_evidence() -> None:
+    """Rounds of one text depend on each other: it is the texts that count."""
+    (one,) = measured_order({"rejection": [[1] * 500], "block": [[2] * 500]})
+    assert one.p_value is None
+    assert not one.seen
+    (thin,) = measured_order({"rejection": [[1], []], "block": [[2], [3]]})
+    assert thin.p_value is None, "a turn without a full round is no turn"
 
 
 # ------------------------------------------------------------------------------------------- on an engine, with D01
