@@ -111,17 +111,19 @@ class Ledger:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Turn violations that lines expect into an expected failure, and an expectation that is not met into one.
 
-        A violation that no line expects, and any other exception, stay what they are.
+        A violation that no line expects, and any other exception, stay what they are. Of one that is expected no
+        traceback is made, unless it was asked for (`--xfail-tb`): pytest would read the whole test file for each.
         """
-        report = yield
         lines = self._about(item) if call.when == "call" else []
         raised = call.excinfo.value if call.excinfo is not None else None
-        if not lines or not (raised is None or isinstance(raised, Broken)):
-            return report
-        messages = [violation.message for violation in raised.violations] if raised else []
-        if any(not any(line.excuses(message) for line in lines) for message in messages):
-            return report
+        messages = [violation.message for violation in raised.violations] if isinstance(raised, Broken) else []
+        expected = all(any(line.excuses(message) for line in lines) for message in messages)
+        if not lines or not expected or not (raised is None or isinstance(raised, Broken)):
+            return (yield)
         unmet = [line for line in lines if not any(map(line.excuses, messages))]
+        if not unmet and not item.config.getoption("xfail_tb", False):
+            call.excinfo = None
+        report = yield
         if unmet:
             said = "\n".join(f"{line.engine} {line.invariant} ... : {line.message}" for line in unmet)
             report.outcome = "failed"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -38,8 +37,8 @@ from specproof.adapters.decoder_sessions import (
     observed,
 )
 from specproof.adapters.mlx_drafting import NotedLength, proposer_of
-from specproof.adapters.mlx_models import ObservedModel, PromptCache, observation, state_key, weights_written
-from specproof.adapters.remembered import RememberedModel
+from specproof.adapters.mlx_models import ObservedModel, PromptCache, observation, state_key
+from specproof.adapters.remembered import Models
 from specproof.bad_input import PROBES
 from specproof.engine import Capabilities, Case, Choices, DrafterKind, Floats, Observation, Session
 
@@ -300,7 +299,7 @@ class MlxImplEngine:
 
     def _drafter(self, case: Case, randomness: Randomness, cache: Sequence[Any] | None, models: LoadModel) -> Drafter:
         if case.draft is None:
-            return PromptLookup(_load(case.target.folder).args.vocab_size)
+            return PromptLookup(MODELS.plain(case.target.folder).args.vocab_size)
         model = ObservedModel(models(case.draft.folder), "draft", case.draft)
         draw = randomness.coupled_categorical if case.rule == "coupled" else None
         held = self._cache("draft model", case.draft.folder, cache)
@@ -308,11 +307,11 @@ class MlxImplEngine:
 
     def _load(self, folder: Path) -> Any:
         """The model of a folder."""
-        return _load(folder)
+        return MODELS.plain(folder)
 
     def _model(self, folder: Path) -> Any:
         """The same, with its memory."""
-        return _remembered(folder)
+        return MODELS.remembered(folder)
 
     def _cache(self, name: str, folder: Path, layers: Sequence[Any] | None) -> ModelCache:
         """The cache of a folder's model, on the layers that it has already; None: fresh ones."""
@@ -328,26 +327,14 @@ def _observe(target_cache: Sequence[Any], drafter: Drafter) -> Observation:
 
 
 def _load(folder: Path) -> Transformer:
-    """The folder's model, loaded once as long as its weights do not change.
+    """A folder's model, in the precision that the capabilities declare: the trained pair is stored in float16.
 
     Raises:
         CheckpointError: it is not a readable Llama checkpoint.
     """
-    return _load_once(folder, weights_written(folder))
-
-
-@lru_cache(maxsize=8)
-def _load_once(folder: Path, written: tuple[int, ...]) -> Transformer:
     model = load(folder)
-    model.set_dtype(mx.float32)  # as the capabilities say; the trained pair is stored in float16
+    model.set_dtype(mx.float32)
     return model
 
 
-def _remembered(folder: Path) -> RememberedModel:
-    """`_load`, with a memory of its forwards that serves all runs of the process."""
-    return _remembered_once(folder, weights_written(folder))
-
-
-@lru_cache(maxsize=8)
-def _remembered_once(folder: Path, written: tuple[int, ...]) -> RememberedModel:
-    return RememberedModel(_load(folder), KVCache)
+MODELS = Models(_load, KVCache)

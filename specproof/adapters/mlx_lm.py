@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,8 @@ from reference.errors import CheckpointError, InvalidSetting
 from reference.values import SamplingParams
 from specproof.adapters.mlx_lm_rounds import PREFILL_STEP, EnumeratedRecorder, RoundRecorder
 from specproof.adapters.mlx_lm_sampling import penalty_processors, sampler_of
-from specproof.adapters.mlx_models import ObservedModel, observation, state_key, weights_written
-from specproof.adapters.remembered import RememberedModel
+from specproof.adapters.mlx_models import ObservedModel, observation, state_key
+from specproof.adapters.remembered import Models
 from specproof.engine import Boundary, Capabilities, Case, Choices, ExactSession, ModelSpec, Observation, Session
 
 RULES = frozenset({"greedy", "sampler_match"})
@@ -83,7 +82,7 @@ class MlxLmSession:
             else EnumeratedRecorder(case.sampling, choices, self.observe, len(fed))
         )
         self._recorder = recorder
-        model_of = models or _remembered
+        model_of = models or MODELS.remembered
         self._produced = speculative_generate_step(
             mx.array(list(fed), mx.uint32),
             ObservedModel(model_of(case.target.folder), "target", case.target, recorder.before_target_forward),
@@ -199,7 +198,7 @@ class MlxLmEngine:
     def start_lean(self, case: Case) -> Session:
         """As `start`, on the models themselves: a time is theirs."""
         _check(case)
-        return MlxLmSession(case, case.prompt, _fresh_caches(case), models=_load)
+        return MlxLmSession(case, case.prompt, _fresh_caches(case), models=MODELS.plain)
 
     def resume(self, session: Session, emitted: Sequence[int], tokens: Sequence[int], case: Case) -> Session:
         """Feed the last token received and the new ones, on the caches of `session`.
@@ -246,7 +245,9 @@ def _check(case: Case) -> None:
 
 def _fresh_caches(case: Case) -> Caches:
     """The package's own caches for both models."""
-    return Caches(make_prompt_cache(_load(case.target.folder)), make_prompt_cache(_load(_draft(case).folder)))
+    return Caches(
+        make_prompt_cache(MODELS.plain(case.target.folder)), make_prompt_cache(MODELS.plain(_draft(case).folder))
+    )
 
 
 def _draft(case: Case) -> ModelSpec:
@@ -258,32 +259,20 @@ def _draft(case: Case) -> ModelSpec:
 
 
 def _load(folder: Path) -> Any:
-    """The folder's model, loaded once as long as its weights do not change.
+    """A folder's model, in the precision that the capabilities declare, whatever its checkpoint is stored in.
 
     Raises:
         CheckpointError: `mlx_lm` cannot load it.
     """
     try:
-        return _load_once(folder, weights_written(folder))
+        model, _ = load_model(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"mlx_lm cannot load {folder} ({type(error).__name__}: {error}); give a Hugging Face folder with "
             "config.json and model.safetensors"
         ) from error
-
-
-@lru_cache(maxsize=8)
-def _load_once(folder: Path, written: tuple[int, ...]) -> Any:
-    model, _ = load_model(folder)
-    model.set_dtype(mx.float32)  # as the capabilities say, whatever the checkpoint is stored in
+    model.set_dtype(mx.float32)
     return model
 
 
-def _remembered(folder: Path) -> RememberedModel:
-    """`_load`, with a memory of its forwards that serves all runs of the process."""
-    return _remembered_once(folder, weights_written(folder))
-
-
-@lru_cache(maxsize=8)
-def _remembered_once(folder: Path, written: tuple[int, ...]) -> RememberedModel:
-    return RememberedModel(_load(folder), KVCache)
+MODELS = Models(_load, KVCache)

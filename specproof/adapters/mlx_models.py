@@ -8,11 +8,11 @@ everything about decoding.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from mlx_impl.cache import offsets
 from mlx_impl.layers import leaves
@@ -101,13 +101,9 @@ def _held(cache: PromptCache) -> int:
 def _transformed(logits: mx.array, transform: LogitTransform, first: int) -> mx.array:
     """`transform` of logits [1, T, V] whose first row is at position `first`, computed in float64 on the host."""
     positions = np.arange(first, first + logits.shape[1], dtype=np.int64)
-    dense = _on_host(logits[0].astype(mx.float32))  # [T, V]
-    return mx.array(transform(dense, positions).astype(np.float32))[None].astype(logits.dtype)  # [T, V] -> [1, T, V]
-
-
-def weights_written(folder: Path) -> tuple[int, ...]:
-    """When each weight file of a folder was last written, in ns: tells whether a model loaded before is still its."""
-    return tuple(file.stat().st_mtime_ns for file in sorted(folder.glob("*.safetensors")))
+    dense = _on_host(logits)[0].astype(np.float64)  # [1, T, V] -> [T, V]
+    changed = mx.array(transform(dense, positions).astype(np.float32)[None])  # [T, V] -> [1, T, V]
+    return changed.astype(logits.dtype)
 
 
 def rows(cache: PromptCache) -> tuple[CacheRows, ...]:
@@ -123,12 +119,12 @@ def _live(buffer: mx.array | None, offset: int) -> Floats:
     """
     if buffer is None:
         return np.zeros((0, 0, 0))
-    single = buffer if buffer.dtype == mx.float32 else buffer.astype(mx.float32)
-    return np.asarray(single)[0, :, :offset].astype(np.float64)
+    return _on_host(buffer)[0, :, :offset].astype(np.float64)
 
 
-def _on_host(array: mx.array) -> Floats:
-    return np.array(array).astype(np.float64)
+def _on_host(array: mx.array) -> NDArray[np.float32]:
+    """As it is in MLX's own memory, to be copied at once: no operation, and no wait where it was computed already."""
+    return np.asarray(array if array.dtype == mx.float32 else array.astype(mx.float32))
 
 
 def observation(target_cache: PromptCache, draft_cache: PromptCache | None) -> Observation:

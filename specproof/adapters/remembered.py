@@ -11,8 +11,10 @@ another precision than float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -81,6 +83,32 @@ class RememberedModel:
 
     def _can_be_looked_up(self, cache: Sequence[Any]) -> bool:
         return all(type(layer) is self._plain and _is_single(layer) for layer in cache)
+
+
+class Models:
+    """The models of folders, each loaded once as long as its weights do not change.
+
+    Args:
+        load: folder -> model.
+        plain: as for `RememberedModel`.
+    """
+
+    def __init__(self, load: Callable[[Path], Any], plain: type) -> None:
+        self._loaded = lru_cache(maxsize=8)(lambda folder, written: load(folder))
+        self._memories = lru_cache(maxsize=8)(lambda folder, written: RememberedModel(self.plain(folder), plain))
+
+    def plain(self, folder: Path) -> Any:
+        """The model itself. Raises whatever `load` raises."""
+        return self._loaded(folder, weights_written(folder))
+
+    def remembered(self, folder: Path) -> RememberedModel:
+        """The model with a memory of its forwards, which serves all runs of the process."""
+        return self._memories(folder, weights_written(folder))
+
+
+def weights_written(folder: Path) -> tuple[int, ...]:
+    """When each weight file of a folder was last written, in ns: tells whether a model loaded before is still its."""
+    return tuple(file.stat().st_mtime_ns for file in sorted(folder.glob("*.safetensors")))
 
 
 def _is_single(layer: Any) -> bool:

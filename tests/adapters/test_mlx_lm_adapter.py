@@ -58,7 +58,7 @@ def test_a_checkpoint_stored_in_float16_is_run_in_float32():
 
 
 def test_a_lean_session_gives_the_same_tokens_and_looks_no_forward_up(monkeypatch):
-    monkeypatch.setattr("specproof.adapters.mlx_lm._remembered", None)
+    monkeypatch.setattr("specproof.adapters.mlx_lm.MODELS.remembered", None)
     lean = list(ENGINE.start_lean(case("mixed", SAMPLED, WARM, k=3)))
     monkeypatch.undo()
     assert lean == finished(case("mixed", SAMPLED, WARM, k=3))[1]
