@@ -110,7 +110,7 @@ class Decoder:
         cache = state.target_cache
         if cache.behind:
             cache.feed(self.target, state.history[cache.length : -1])
-        cache.checkpoint()
+        cache.checkpoint(state.history[:-1])
 
     def _propose(self, state: DecoderState) -> DeviceBlock:
         """Up to k proposals; one place of the budget is left for the target's own token."""
@@ -187,7 +187,7 @@ class Decoder:
         kept, draft_kept = (0 if held is None else held.length for held in (cache, drafter.cache))
         state = DecoderState(prompt, len(prompt), max_tokens, cache, drafter, DeviceBlock.empty(self.vocab_size))
         try:
-            cache.checkpoint()
+            cache.checkpoint(prompt[:kept])
             if max_tokens == 0:
                 state.finish = "length"
                 if prompt[kept:-1]:

@@ -108,8 +108,8 @@ class DraftModel:
             synchronisation for each proposal; above 1 nothing is ever proposed.
         max_draft: most proposals in a block, whatever the budget; None: the budget alone decides.
         processors: logits processors in mlx-lm's convention.
-        draw: draws the proposals in place of `randomness.categorical`: give `randomness.coupled_categorical` for the
-            rule `coupled`.
+        draw: draws the proposals in place of `randomness.categorical`, where there is something to draw: at temperature
+            0 it is not called. Give `randomness.coupled_categorical` for the rule `coupled`.
         cache: one that already holds a prefix of the history, as a list of the layers' caches or a `ModelCache`; None
             for a fresh one.
 
@@ -156,7 +156,7 @@ class DraftModel:
         self.vocab_size = vocab_size(self.model)
 
     def synced_len(self, history: Sequence[int]) -> int:
-        """How many tokens of the history the cache holds, from the first one on (see `ModelCache.shared`)."""
+        """How many tokens of the history the cache holds for certain (see `ModelCache.shared`)."""
         return self.cache.shared(history)
 
     def propose(self, history: Sequence[int], target_hidden: mx.array | None, budget: int) -> DeviceBlock:
@@ -170,8 +170,8 @@ class DraftModel:
         limit = budget if self.max_draft is None else min(budget, self.max_draft)
         if not history:
             return none
-        kept = self._cut(history)
-        self.cache.checkpoint()
+        kept = self._cut(history, self.synced_len(history))
+        self.cache.checkpoint(history[:kept])
         if limit <= 0:
             return none
         logits = self._feed(history[kept:])  # [1, V], the row at the pending token
@@ -199,7 +199,8 @@ class DraftModel:
 
         That row is what engines forget: no trim can express a missing one (lablup/mlxcel PR#1002).
         """
-        self.settle(history)
+        # By the protocol `propose` went before, and what the round accepted is what it forwarded.
+        self._fill(history, self.cache.shared_after_forwards(history))
 
     def settle(self, history: Sequence[int]) -> None:
         """Make the cache hold exactly the rows of `history[:-1]`.
@@ -207,13 +208,7 @@ class DraftModel:
         Raises:
             HiddenCache, TokenOutOfRange: as `propose`.
         """
-        missing = history[self._cut(history) : -1]
-        if missing:
-            self._feed(missing)
-        self.cache.commit(self.model, history[:-1])
-        if missing:
-            # Now, though it may be long until someone asks for a proposal: or the rows wait in a graph that grows.
-            mx.async_eval([layer.state for layer in self.cache])
+        self._fill(history, self.synced_len(history))
 
     def rollback(self, history: Sequence[int]) -> None:
         """Cut every layer to at most the rows of `history[:-1]`; layers may differ after a failed forward."""
@@ -237,11 +232,21 @@ class DraftModel:
             return mx.argmax(q, axis=-1)  # a point mass leaves nothing to chance
         return self.randomness.categorical(q) if self.draw is None else self.draw(q, position)
 
-    def _cut(self, history: Sequence[int]) -> int:
-        """Cut the cache to the rows that can stay, those before the pending token; return how many they are."""
-        kept = min(self.synced_len(history), max(len(history) - 1, 0))
+    def _cut(self, history: Sequence[int], held: int) -> int:
+        """Cut the cache to those of its first `held` rows that can stay, before the pending token; return how many."""
+        kept = min(held, max(len(history) - 1, 0))
         self.cache.commit(self.model, history[:kept])
         return kept
+
+    def _fill(self, history: Sequence[int], held: int) -> None:
+        """Make the cache, of which the first `held` rows are the history's, hold exactly those of `history[:-1]`."""
+        missing = history[self._cut(history, held) : -1]
+        if missing:
+            self._feed(missing)
+        self.cache.commit(self.model, history[:-1])
+        if missing:
+            # Now, though it may be long until someone asks for a proposal: or the rows wait in a graph that grows.
+            mx.async_eval([layer.state for layer in self.cache])
 
     def _feed(self, tokens: Sequence[int]) -> mx.array:
         """Forward the tokens that the cache lacks; return the logits of the last, float32 [1, V]."""

@@ -64,12 +64,14 @@ class ModelCache(Sequence[Any]):
         self.quantisation = quantisation
         self.prefill_step = prefill_step
         self._marks: list[Mark] = []
-        self._known: Sequence[int] = ()  # tokens of the first rows, as far as it was told
+        self._known: Sequence[int] | None = None  # tokens of the first rows, as far as it was told
         self._unquantised: list[Any] = []  # empty caches, where those in use were quantised
         self._torn = False
         self._owed = 0
         self._kinds: list[Kind] = [kind_of(leaf) for leaf in self._leaves]
         self._count = _count(self._leaves, length)
+        if max(self._offsets()) == 0:
+            self._known = ()
         if quantisation is not None:
             quantisation.check(self.layers, name)
 
@@ -87,9 +89,14 @@ class ModelCache(Sequence[Any]):
         """Tokens held: read off the layers, where one can tell.
 
         Raises:
-            CacheLengthError: the layers disagree.
+            CacheLengthError: the layers disagree, or something stopped a forward half-way and nobody rolled it back.
         """
         offsets = self._offsets()
+        if self._torn:
+            raise CacheLengthError(
+                f"a forward or a roll-back of the {self.name}'s cache did not come to its end; roll it back to what is "
+                "known of it (rollback), or begin with a fresh one"
+            )
         if len(set(offsets)) > 1:
             raise CacheLengthError(f"layers hold {offsets} rows; give a cache whose layers hold the same tokens")
         return offsets[0]
@@ -100,17 +107,26 @@ class ModelCache(Sequence[Any]):
         return self._owed > 0
 
     def shared(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens are held, from the first one on.
+        """How many of these tokens are held for certain, from the first one on.
 
-        Those that it was told of (`feed`, `commit`) are compared. Rows that came otherwise, by `forward` or with the
-        caller's own layers, are taken for those of the tokens at their places.
+        Rows whose tokens it was told (`checkpoint`, `feed`, `commit`) are compared. Those that came with the caller's
+        own layers, before it was told anything, are taken for the tokens at their places; those of a `forward` that
+        is not committed yet do not count.
 
         Raises:
-            CacheLengthError: the layers disagree.
+            CacheLengthError: as `length`.
         """
         held = min(self.length, len(tokens))
-        same = num_shared(self._known, tokens)
-        return held if same >= min(len(self._known), held) else same
+        return held if self._known is None else num_shared(self._known[:held], tokens)
+
+    def shared_after_forwards(self, tokens: Sequence[int]) -> int:
+        """As `shared`, where the caller knows that what was forwarded since the checkpoint are these tokens, too.
+
+        Raises:
+            CacheLengthError: as `length`.
+        """
+        known = self._known or ()
+        return min(self.length, len(tokens)) if num_shared(known, tokens) == len(known) else self.shared(tokens)
 
     @property
     def is_plain(self) -> bool:
@@ -144,13 +160,13 @@ class ModelCache(Sequence[Any]):
 
         Raises:
             HiddenCache: as `forward`.
-            CacheLengthError: the layers disagree.
+            CacheLengthError: as `length`.
         """
-        if len(self._known) >= (held := self.length):
-            # Before the rows come: should two interrupts leave them behind, it is known whose they are.
-            self._known = [*self._known[:held], *tokens]
         size = self.prefill_step
         chunks = [device_tokens(tokens[start : start + size]) for start in range(0, len(tokens), size)]
+        if self._known is not None and len(self._known) >= (held := self.length):
+            # Before the rows come: should two interrupts leave them behind, it is known whose they are.
+            self._known = [*self._known[:held], *tokens]
         for chunk in chunks[:-1]:
             self._append(model, chunk)
             mx.async_eval([layer.state for layer in self.layers])  # type: ignore[no-untyped-call]
@@ -177,9 +193,13 @@ class ModelCache(Sequence[Any]):
 
     # ------------------------------------------------------------------------------------------------ ways back
 
-    def checkpoint(self) -> None:
-        """What is held now is committed: forget all earlier ways back."""
-        self._count = self.length
+    def checkpoint(self, tokens: Sequence[int]) -> None:
+        """What is held now is committed, and these are its tokens: forget all earlier ways back.
+
+        Raises:
+            CacheLengthError: as `length`.
+        """
+        self._count, self._known = self.length, list(tokens)
         self._marks = [self._here()]
 
     def commit(self, model: Any, tokens: Sequence[int]) -> None:
@@ -235,7 +255,7 @@ class ModelCache(Sequence[Any]):
         for place, (leaf, kind) in enumerate(zip(self._leaves, self._kinds, strict=True)):
             if kind == "plain":
                 trim(leaf, reached, place)
-        self._known = self._known[:reached]
+        self._known = None if self._known is None else self._known[:reached]
         self._count, self._owed, self._torn = reached, length - reached, False
 
     def _mark(self) -> None:

@@ -66,4 +66,6 @@ def load_caches(
             raise CacheLengthError(
                 f"{path} names {len(tokens)} tokens, and its {cache.name}'s cache holds {cache.length}; save it again"
             )
+        if cache is not None:
+            cache.checkpoint(tokens)
     return tokens, target, draft

@@ -260,31 +260,3 @@ def test_a_prefill_that_failed_leaves_the_rows_that_were_there():
     assert set(offsets(state.target_cache)) == set(offsets(state.drafter.cache)) == {2}
     following = decoder.prefill([3, 1, 4, 1], state.drafter, 6, state.target_cache)
     assert_cache_content(following, MODELS)
-
-
-@pytest.mark.parametrize("failing", ["target", "draft model"])
-def test_rows_left_behind_by_two_interrupts_of_a_prefill_are_not_taken_for_another_prompts(monkeypatch, failing):
-    """The second one comes on the way back from the first."""
-    decoder, state = served()
-    cut(state, 2)
-    interrupted = Failing(toy("draft" if failing == "draft model" else "target"), 0, "after", KeyboardInterrupt())
-    if failing == "draft model":
-        state.drafter.model = interrupted
-    else:
-        decoder.target = interrupted
-    with monkeypatch.context() as second:
-        second.setattr(ModelCache, "rollback", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            decoder.prefill([3, 1, 8, 8, 8], state.drafter, 6, state.target_cache)
-    decoder.target, state.drafter.model = toy("target"), toy("draft")
-    assert state.target_cache.length == 5, "or there is nothing to be mistaken"
-    with pytest.raises(CacheLengthError, match="those from index 2 on of other tokens"):
-        decoder.prefill([3, 1, 4, 1, 5, 9, 2, 6], state.drafter, 6, state.target_cache)
-    cut(state, 2)
-    following = decoder.prefill([3, 1, 4, 1, 5, 9, 2, 6], state.drafter, 6, state.target_cache)
-    assert_cache_content(following, MODELS)
-
-
-def interrupt(self, length):
-    """In place of a roll-back."""
-    raise KeyboardInterrupt
