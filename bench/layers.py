@@ -112,32 +112,23 @@ class Steps:
         return run
 
     def graph(self) -> None:
-        """Builds a step and drops it."""
+        """Builds a step and drops it, its rows included: or whoever comes next would have to compute them."""
+        held = [(layer.keys, layer.values) for layer in self.cache]
         self.model(mx.array([[5]]), cache=self.cache)
         self._trim(1)
+        for layer, (keys, values) in zip(self.cache, held, strict=True):
+            layer.keys, layer.values = keys, values
 
     def _trim(self, count: int) -> None:
         for layer in self.cache:
             layer.trim(count)
 
 
-class Compiled:
-    """A part of a layer, compiled; in its place, it is no parameter of the model."""
-
-    def __init__(self, part: Callable[[mx.array], mx.array]) -> None:
-        self._act = mx.compile(lambda x: part(x))
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """As the part itself."""
-        return self._act(x)
-
-
 def compile_parts(model: Any) -> None:
     """Compile both norms and the MLP of every layer, in place: what needs neither cache nor position."""
     for layer in model.model.layers:
         for name in ("input_layernorm", "post_attention_layernorm", "mlp"):
-            part = layer.pop(name)
-            object.__setattr__(layer, name, Compiled(part))
+            object.__setattr__(layer, name, mx.compile(layer.pop(name)))  # no parameter of the model any more
 
 
 def own_work(vocab_size: int, temperature: float) -> Callable[[], object]:

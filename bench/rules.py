@@ -17,10 +17,11 @@ from reference.values import SamplingParams
 from specproof.held_out import held_out_prompts
 from specproof.measuring.command import compared, subjects_of
 from specproof.measuring.figures import figures
-from specproof.measuring.ordering import LEVEL, ORDER, Comparison, Step
+from specproof.measuring.ordering import ORDER, Comparison, Step
 from specproof.measuring.report import THEORY_OF, Column, Measurement
 from specproof.measuring.turns import Plan, measure
 from specproof.pairs import trained
+from specproof.statistics import FAMILY_LEVEL
 
 TEMPERATURES = (0.7, 1.0)
 K = 4
@@ -72,8 +73,8 @@ def page(measurements: Sequence[Measurement], command: str) -> str:
         "# Acceptance rules on the trained pair", "", f"`{command}`: {machine()}.", "",
         f"k = {K}, {len(plan.prompts)} held-out prompts of {PROMPT_TOKENS} tokens, {plan.max_tokens} tokens after "
         "each. Tokens/s are the median of the turns, which alternate. `block` decides blocks jointly: of it, accepted "
-        "a round is what compares; `coupled` drafts by its own noise. Measured differences are judged together (Holm, "
-        f"level {LEVEL:g}).",
+        "a round is what compares; `coupled` drafts by its own noise. The measured differences at a temperature are "
+        f"judged together (Holm, level {FAMILY_LEVEL:g}).",
     ]  # fmt: skip
     for measurement in measurements:
         lines += ["", f"## Temperature {measurement.plan.sampling.temperature:g}", "", *table(measurement), ""]

@@ -271,17 +271,15 @@ def costs(decoder: Decoder, state: DecoderState, rounds: int) -> Iterator[tuple[
             yield round_ms, forward_ms, round_mb, forward_mb
 
 
-def tables(model: Any, as_loaded: Any, prompts: Mapping[str, list[int]], tokens: int, repeats: int) -> Iterator[str]:
+def tables(model: Any, rows_model: Any, prompts: Mapping[str, list[int]], tokens: int, repeats: int) -> Iterator[str]:
     """Everything, line by line as it comes."""
     size = decoder_of(model, SamplingParams(temperature=0.0), 0).vocab_size
-    greedy_only = {"plain, matrices by rows": by_rows(as_loaded), "bare loop": bare}
+    bases = {"plain, matrices by rows": by_rows(rows_model), "bare loop": bare} | PLAIN
     for temperature in (0.0, 0.7, 1.0):
         start = Start.behind(model, prompts["copying"], tokens, temperature, PromptLookup(size))
-        yield from table(
-            "Copying", start, (greedy_only if temperature == 0 else {}) | PLAIN | FIXED | ADAPTIVE, repeats
-        )
+        yield from table("Copying", start, (PLAIN if temperature else bases) | FIXED | ADAPTIVE, repeats)
     start = Start.behind(model, prompts["prose"], tokens, 0.0, PromptLookup(size))
-    yield from table("Prose", start, greedy_only | PLAIN | SOME | ADAPTIVE, repeats)
+    yield from table("Prose", start, bases | SOME | ADAPTIVE, repeats)
     for temperature in (0.0, 0.7, 1.0):
         noise = KeyedRandomness(0)  # the target's: by it both draw the same tokens
         drafter = DraftModel(model, SamplingParams(temperature=temperature), noise, draw=noise.coupled_categorical)
@@ -298,7 +296,7 @@ def main() -> None:
     arguments = parser.parse_args()
     lines = [f"`python bench/smollm2.py --repeats {arguments.repeats} --tokens {arguments.tokens}`: {machine()}."]
     loaded, twin = mlx_impl.load(find()), mlx_impl.load(find())
-    model, as_loaded, tokenizer = in_float32(loaded.model), rows_of(in_float32(twin.model)), loaded.tokenizer
+    model, rows_model, tokenizer = in_float32(loaded.model), rows_of(in_float32(twin.model)), loaded.tokenizer
     assert tokenizer is not None
     prompts = {
         name: tokenizer.encode(
@@ -307,7 +305,7 @@ def main() -> None:
         for name, text in (("copying", COPY), ("prose", PROSE))
     }
     print(lines[0], flush=True)
-    for line in tables(model, as_loaded, prompts, arguments.tokens, arguments.repeats):
+    for line in tables(model, rows_model, prompts, arguments.tokens, arguments.repeats):
         lines.append(line)
         print(line, flush=True)
     RESULTS.mkdir(exist_ok=True)

@@ -77,8 +77,8 @@ class KeyedRandomness:
 def _race(probabilities: mx.array, uniform: mx.array) -> mx.array:
     """Draws [n, V] -> uint32 [n], as the winner of a race: token x arrives at time E(x) / p(x). (Gumbel-max.)
 
-    E, made of uniforms in [0, 1), is exponential, at least 2**-33: it cannot be 0, so no speed is infinite and a token
-    without mass never ties with one that has some. `log1p` of u near 0 keeps the fine end of float32 for the early
+    E, made of uniforms in [0, 1), is exponential, at least 2**-33: it cannot be 0, so no p / E is infinite, and the 0
+    of a token without mass never ties with the largest. `log1p` of u near 0 keeps the fine end of float32 for the early
     arrivals, so rare tokens are drawn at their rate down to 2**-32. `mx.random.categorical` promises neither.
     """
     times = mx.maximum(-mx.log1p(-uniform), 2.0**-33)  # [n, V], at most 17

@@ -5,6 +5,7 @@ and nothing else of `reference`, so that the decoding logic stays written twice.
 """
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -28,7 +29,10 @@ Finish = Literal["stop", "length"]
 
 def as_count(value: Any) -> int:
     """A count or a token id as a plain int, NumPy's too; -1, which is neither, for anything else, 2.0 and "2" too."""
-    return int(value) if isinstance(value, int | np.integer) else -1
+    try:
+        return operator.index(value)
+    except TypeError:
+        return -1
 
 
 def checked_integer(name: str, value: object, least: int, note: str = "") -> int:

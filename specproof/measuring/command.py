@@ -205,15 +205,19 @@ def _along(plan: Plan, subject: Subject, prompt: int, emitted: Tokens) -> tuple[
 
 def _order(plan: Plan, rules: dict[str, Column]) -> list[Step]:
     """The measured differences between neighbours in the order, over the rounds that proposed k tokens."""
+    prompts = range(len(plan.prompts))
     return measured_order(
         {
-            rule: [
-                [done.num_accepted for done in turn.rounds if len(done.drafted) == plan.num_draft_tokens]
-                for turn in column.turns
-            ]
+            rule: [_accepted(column, prompt, plan.num_draft_tokens) for prompt in prompts]
             for rule, column in rules.items()
         }
     )
+
+
+def _accepted(column: Column, prompt: int, k: int) -> list[int]:
+    """Accepted proposals of each full round behind a prompt."""
+    rounds = chain.from_iterable(turn.rounds for turn in column.turns if turn.prompt == prompt)
+    return [done.num_accepted for done in rounds if len(done.drafted) == k]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ more often than the maximal one.) And for any block, P(at least i are accepted) 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -26,8 +26,8 @@ ORDER = ("sampler_match", "coupled", "rejection", "block")
 """By how much they accept, the least first."""
 NOISE = 1e-6
 """Violations smaller than this are rounding: float32 engines report probabilities."""
-LEVEL = 0.05
-"""The chance that any difference of a measurement is called seen where there is none."""
+ALIKE = 1e-9
+"""Differences of means that are as near as this are the same, but for rounding."""
 
 
 def coupled_agreement(p: Floats, q: Floats) -> float:
@@ -91,10 +91,10 @@ class Step:
 
     Attributes:
         less, more: the rules.
-        difference: by how much `more` accepted more in a turn, the mean over the turns that both ran.
-        p_value: of the hypothesis that they accept the same: two-sided paired t-test over the turns, since the rounds
-            of one text are not independent. None with fewer than two turns, or where all differ by the same.
-        seen: whether that hypothesis is rejected, all neighbours together (Holm) at `LEVEL`.
+        difference: by how much `more` accepted more per round, the mean over the prompts that both ran.
+        p_value: of the hypothesis that they accept the same: two-sided paired t-test over the prompts, since the rounds
+            and turns behind one prompt are not independent. None where there are fewer than two, or all differ alike.
+        seen: whether that hypothesis is rejected, all neighbours together (Holm, `FAMILY_LEVEL`).
     """
 
     less: str
@@ -106,28 +106,33 @@ class Step:
     @property
     def verdict(self) -> str:
         """In words."""
+        if self.p_value is None:
+            return "not tested: too few prompts, or all differ alike"
         if not self.seen:
             return "within the noise"
         return "as expected" if self.difference >= 0 else "the other way round"
 
 
 def measured_order(accepted: Mapping[str, Sequence[Sequence[int]]]) -> list[Step]:
-    """Compare neighbours among the rules that were measured.
+    """Compare neighbours among the rules that were measured; two that have no prompt in common are left out.
 
     Args:
-        accepted: rule -> turn -> accepted proposals of each full round; turn i of all rules has one prompt and seed.
+        accepted: rule -> prompt -> accepted proposals of each full round behind it, in all its turns; prompt i of all
+            rules is the same.
     """
     rules = [rule for rule in ORDER if any(map(len, accepted.get(rule, ())))]
-    steps = [_step(less, more, accepted) for less, more in pairwise(rules)]
-    known = [index for index, step in enumerate(steps) if step.p_value is not None]
-    for index, seen in zip(known, holm([steps[i].p_value or 0.0 for i in known], LEVEL), strict=True):
+    steps = [step for less, more in pairwise(rules) for step in _step(less, more, accepted)]
+    tested = {index: step.p_value for index, step in enumerate(steps) if step.p_value is not None}
+    for index, seen in zip(tested, holm(list(tested.values())), strict=True):
         steps[index] = replace(steps[index], seen=seen)
     return steps
 
 
-def _step(less: str, more: str, accepted: Mapping[str, Sequence[Sequence[int]]]) -> Step:
-    differences = [np.mean(b) - np.mean(a) for a, b in zip(accepted[less], accepted[more], strict=True) if a and b]
-    mean = float(np.mean(differences)) if differences else 0.0
-    if len(differences) < 2 or np.ptp(differences) == 0:
-        return Step(less, more, mean, None)
-    return Step(less, more, mean, float(scipy.stats.ttest_1samp(differences, 0.0).pvalue))
+def _step(less: str, more: str, accepted: Mapping[str, Sequence[Sequence[int]]]) -> Iterator[Step]:
+    both = [(a, b) for a, b in zip(accepted[less], accepted[more], strict=True) if len(a) and len(b)]
+    if not both:
+        return
+    differences = np.array([np.mean(b) - np.mean(a) for a, b in both])
+    alike = len(both) < 2 or float(np.ptp(differences)) < ALIKE
+    p_value = None if alike else float(scipy.stats.ttest_1samp(differences, 0.0).pvalue)
+    yield Step(less, more, float(differences.mean()), p_value)

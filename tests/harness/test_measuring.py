@@ -226,8 +226,8 @@ def test_measured_neighbours_are_compared_in_the_theoretical_order() -> None:
     assert second.p_value == pytest.approx(2 * scipy.stats.t.sf(3 * np.sqrt(3), 2))
 
 
-def test_a_difference_is_called_seen_only_where_the_turns_agree_about_it() -> None:
-    steady = {"rejection": [[1], [1], [2], [1], [2]], "block": [[3], [4], [4], [3], [4]]}
+def test_a_difference_is_called_seen_only_where_the_prompts_agree_about_it() -> None:
+    steady = {"rejection": [[1], [1], [2], [1], [2], [1]] * 2, "block": [[6], [7], [7], [6], [7], [7]] * 2}
     (step,) = measured_order(steady)
     assert step.seen
     assert step.verdict == "as expected"
@@ -239,13 +239,26 @@ def test_a_difference_is_called_seen_only_where_the_turns_agree_about_it() -> No
     assert noisy.verdict == "within the noise"
 
 
-def test_many_rounds_of_one_text_are_no_evidence() -> None:
-    """Rounds of one text depend on each other: it is the texts that count."""
-    (one,) = measured_order({"rejection": [[1] * 500], "block": [[2] * 500]})
-    assert one.p_value is None
-    assert not one.seen
-    (thin,) = measured_order({"rejection": [[1], []], "block": [[2], [3]]})
-    assert thin.p_value is None, "a turn without a full round is no turn"
+@pytest.mark.parametrize(
+    "turns",
+    [
+        {"rejection": [[1] * 500], "block": [[2] * 500]},
+        {"rejection": [[1], []], "block": [[2], [3]]},
+        {"rejection": [[0] * 30] * 8, "block": [[4] * 30] * 8},
+        {"rejection": [[0, 1, 1], [2, 0]], "block": [[1, 2, 2], [3, 1]]},
+    ],
+    ids=["one prompt", "one with full rounds", "all alike", "alike but for rounding"],
+)
+def test_what_cannot_be_tested_is_not_called_noise(turns: dict[str, list[list[int]]]) -> None:
+    """Rounds of one text depend on each other: it is the prompts that count."""
+    (step,) = measured_order(turns)
+    assert step.p_value is None
+    assert not step.seen
+    assert step.verdict.startswith("not tested")
+
+
+def test_rules_without_a_prompt_in_common_are_not_compared() -> None:
+    assert measured_order({"rejection": [[1], []], "block": [[], [2]]}) == []
 
 
 # ------------------------------------------------------------------------------------------- on an engine, with D01
