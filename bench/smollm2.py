@@ -282,7 +282,8 @@ def tables(model: Any, rows_model: Any, prompts: Mapping[str, list[int]], tokens
     yield from table("Prose", start, bases | SOME | ADAPTIVE, repeats)
     for temperature in (0.0, 0.7, 1.0):
         noise = KeyedRandomness(0)  # the target's: by it both draw the same tokens
-        drafter = DraftModel(model, SamplingParams(temperature=temperature), noise, draw=noise.coupled_categorical)
+        sampling, draw = SamplingParams(temperature=temperature), noise.coupled_categorical
+        drafter = DraftModel(model, sampling, noise, draw=draw, schedule="deferred")
         start = Start.behind(model, prompts["prose"], tokens // 2, temperature, drafter)
         yield from table("The model as its own drafter, on prose", start, ALONE | ITSELF | MLX_LM, repeats)
     yield from contexts(model)
@@ -292,7 +293,7 @@ def main() -> None:
     """Print and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="turns")
-    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="that each way decodes")
+    parser.add_argument("--tokens", type=int, default=48, metavar="N", help="that each way decodes")
     arguments = parser.parse_args()
     lines = [f"`python bench/smollm2.py --repeats {arguments.repeats} --tokens {arguments.tokens}`: {machine()}."]
     loaded, twin = mlx_impl.load(find()), mlx_impl.load(find())

@@ -150,6 +150,8 @@ class Decoder:
         state.target_cache.commit(self.target, history[:-1])  # of k + 1 new rows len(emitted) stay
         state.drafter.commit(history)
         finish = self._finish(emitted[-1], len(history) - state.prompt_length, state.max_tokens)
+        if finish is not None:
+            state.drafter.settle(history)
         tokens = [GeneratedToken(token, index < a, state.num_rounds) for index, token in enumerate(emitted)]
         done = Round(drafted=tuple(verdict.drafted), num_accepted=a, emitted=tuple(emitted), finish=finish)
         if isinstance(self.sampling, SamplingParams):  # nobody knows the probabilities that an opaque sampler draws by

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self, get_args
 
 import mlx.core as mx
 
@@ -25,6 +25,9 @@ from reference.errors import InvalidSetting
 from reference.values import SamplingParams
 
 NAME = "draft model"
+
+Schedule = Literal["catch_up", "deferred"]
+"""When a draft model forwards the last proposal of a block that was accepted as a whole."""
 
 Draw = Callable[[mx.array, int], mx.array]
 """(distributions [n, V], index in the history of the token that row 0 draws) -> tokens uint32 [n]."""
@@ -93,8 +96,11 @@ class Drafter(Protocol):
 
 
 class DraftModel:
-    """A language model as drafter, with the `catch_up` schedule: k forwards for k proposals, and one more only
-    after a full acceptance, when the last proposal has no row yet.
+    """A language model as drafter: k forwards for k proposals. After a full acceptance the last one has no row yet.
+
+    By the `catch_up` schedule it is forwarded at once; by `deferred` in the next round, with the pending token, which
+    is faster where a forward of two tokens takes hardly longer than that of one. The cache may then be one row short
+    between rounds, though never at an end.
 
     Its position is read off history and cache on each call and never remembered beside them: the cache is cut to
     what it shares with the history, and the tokens behind that are forwarded.
@@ -112,10 +118,11 @@ class DraftModel:
             0 it is not called. Give `randomness.coupled_categorical` for the rule `coupled`.
         cache: one that already holds a prefix of the history, as a list of the layers' caches or a `ModelCache`; None
             for a fresh one.
+        schedule: when the last proposal is forwarded, see above.
 
     Raises:
-        InvalidSetting: min_prob or max_draft out of range, min_prob beside an opaque sampler, or a cache that
-            `ModelCache` refuses.
+        InvalidSetting: min_prob or max_draft out of range, min_prob beside an opaque sampler, an unknown schedule, or a
+            cache that `ModelCache` refuses.
     """
 
     def __init__(
@@ -129,7 +136,10 @@ class DraftModel:
         processors: Sequence[LogitsProcessor] = (),
         draw: Draw | None = None,
         cache: ModelCache | Sequence[Any] | None = None,
+        schedule: Schedule = "catch_up",
     ) -> None:
+        if schedule not in get_args(Schedule):
+            raise InvalidSetting(f"schedule is {schedule!r}; give one of {', '.join(get_args(Schedule))}")
         if not (math.isfinite(min_prob) and min_prob >= 0):
             raise InvalidSetting(f"min_prob is {min_prob}; give a finite number >= 0 (0 never ends a block)")
         if min_prob > 0 and not isinstance(sampling, SamplingParams):
@@ -143,6 +153,7 @@ class DraftModel:
         self.max_draft = max_draft
         self.processors = tuple(processors)
         self.draw = draw
+        self.schedule: Schedule = schedule
         self.vocab_size = vocab_size(model)
         self.cache = cache_of(model, NAME, cache)
 
@@ -170,7 +181,7 @@ class DraftModel:
         limit = budget if self.max_draft is None else min(budget, self.max_draft)
         if not history:
             return none
-        kept = self._cut(history, self.synced_len(history))
+        kept = self._cut(history[:-1], self.synced_len(history))
         self.cache.checkpoint(history[:kept])
         if limit <= 0:
             return none
@@ -200,7 +211,9 @@ class DraftModel:
         That row is what engines forget: no trim can express a missing one (lablup/mlxcel PR#1002).
         """
         # By the protocol `propose` went before, and what the round accepted is what it forwarded.
-        self._fill(history, self.cache.shared_after_forwards(history))
+        held, committed = self.cache.shared_after_forwards(history), len(history) - 1
+        owed = 1 if self.schedule == "deferred" and held < committed else 0
+        self._fill(history[: committed - owed], held)
 
     def settle(self, history: Sequence[int]) -> None:
         """Make the cache hold exactly the rows of `history[:-1]`.
@@ -208,7 +221,7 @@ class DraftModel:
         Raises:
             HiddenCache, TokenOutOfRange: as `propose`.
         """
-        self._fill(history, self.synced_len(history))
+        self._fill(history[:-1], self.synced_len(history))
 
     def rollback(self, history: Sequence[int]) -> None:
         """Cut every layer to at most the rows of `history[:-1]`; layers may differ after a failed forward."""
@@ -225,6 +238,7 @@ class DraftModel:
             processors=self.processors,
             draw=self.draw,
             cache=self.cache.copy(),
+            schedule=self.schedule,
         )
 
     def _draw(self, q: mx.array, position: int) -> mx.array:
@@ -232,18 +246,18 @@ class DraftModel:
             return mx.argmax(q, axis=-1)  # a point mass leaves nothing to chance
         return self.randomness.categorical(q) if self.draw is None else self.draw(q, position)
 
-    def _cut(self, history: Sequence[int], held: int) -> int:
-        """Cut the cache to those of its first `held` rows that can stay, before the pending token; return how many."""
-        kept = min(held, max(len(history) - 1, 0))
-        self.cache.commit(self.model, history[:kept])
+    def _cut(self, tokens: Sequence[int], held: int) -> int:
+        """Cut the cache to those of its first `held` rows that belong to these tokens; return how many."""
+        kept = min(held, len(tokens))
+        self.cache.commit(self.model, tokens[:kept])
         return kept
 
-    def _fill(self, history: Sequence[int], held: int) -> None:
-        """Make the cache, of which the first `held` rows are the history's, hold exactly those of `history[:-1]`."""
-        missing = history[self._cut(history, held) : -1]
+    def _fill(self, tokens: Sequence[int], held: int) -> None:
+        """Make the cache, whose first `held` rows may stay, hold exactly these tokens."""
+        missing = tokens[self._cut(tokens, held) :]
         if missing:
             self._feed(missing)
-        self.cache.commit(self.model, history[:-1])
+        self.cache.commit(self.model, tokens)
         if missing:
             # Now, though it may be long until someone asks for a proposal: or the rows wait in a graph that grows.
             mx.async_eval([layer.state for layer in self.cache])

@@ -139,14 +139,14 @@ class DecoderState:
         Should that fail, or be interrupted, both caches are at that boundary or before it, and the next step makes up
         for what they lack.
         """
-        cut = len(self.tokens) - self.delivered
-        if self.superseded or cut == 0:
+        if self.superseded:
             return
         self.settle()
         try:
-            vars(self).update(history=self.history[:-cut], tokens=self.tokens[:-cut], finish=None, unsettled=True)
-            self.target_cache.commit(target, self.history[:-1])
-            self.drafter.settle(self.history)
+            if cut := len(self.tokens) - self.delivered:
+                vars(self).update(history=self.history[:-cut], tokens=self.tokens[:-cut], finish=None, unsettled=True)
+                self.target_cache.commit(target, self.history[:-1])
+            self.drafter.settle(self.history)  # a `deferred` one may lack a row even where nothing was cut
             self.unsettled = False
         except BaseException:
             self.roll_back()

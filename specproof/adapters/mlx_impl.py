@@ -22,7 +22,7 @@ import numpy as np
 from mlx_impl.acceptance import RULES, AcceptanceRule, Decide, Decision
 from mlx_impl.cache import KVCache, make_cache, offsets
 from mlx_impl.decoder import Decoder, DecoderState
-from mlx_impl.drafters import Drafter, DraftModel
+from mlx_impl.drafters import Drafter, DraftModel, Schedule
 from mlx_impl.model_cache import ModelCache
 from mlx_impl.prompt_lookup import PromptLookup
 from mlx_impl.randomness import KeyedRandomness, Randomness
@@ -195,12 +195,14 @@ class MlxImplEngine:
         name: in reports.
         decoder_class, drafter_class: what to run: the package's own, or one that is wrong on purpose.
         session_class: what is noted at round boundaries.
+        schedule: when the draft model forwards its last proposal.
     """
 
     name: str = "mlx_impl"
     decoder_class: type[Decoder] = Decoder
     drafter_class: type[DraftModel] = DraftModel
     session_class: type[MlxImplSession] = MlxImplSession
+    schedule: Schedule = "catch_up"
 
     @property
     def version(self) -> str:
@@ -214,7 +216,7 @@ class MlxImplEngine:
             rules=frozenset(RULES),
             drafters=frozenset({"draft_model", "prompt_lookup"}),
             precision="float32",
-            draft_schedule="catch_up",
+            draft_schedule=self.schedule,
             target_offsets=True,
             draft_offsets=True,
             cache_contents=True,
@@ -303,7 +305,9 @@ class MlxImplEngine:
         model = ObservedModel(models(case.draft.folder), "draft", case.draft)
         draw = randomness.coupled_categorical if case.rule == "coupled" else None
         held = self._cache("draft model", case.draft.folder, cache)
-        return self.drafter_class(model, case.sampling, randomness, min_prob=case.min_prob, draw=draw, cache=held)
+        return self.drafter_class(
+            model, case.sampling, randomness, min_prob=case.min_prob, draw=draw, cache=held, schedule=self.schedule
+        )
 
     def _load(self, folder: Path) -> Any:
         """The model of a folder."""
@@ -319,6 +323,7 @@ class MlxImplEngine:
 
 
 ENGINE = MlxImplEngine()
+DEFERRED = MlxImplEngine("mlx_impl-deferred", schedule="deferred")
 
 
 def _observe(target_cache: Sequence[Any], drafter: Drafter) -> Observation:

@@ -44,9 +44,9 @@ class TrimsRejectedPlusOne(DraftModel):
         else:
             self.commit(history)
 
-    def _cut(self, history: Sequence[int], held: int) -> int:
-        """Never looks: takes it that all but the pending token are there."""
-        return super()._cut(history, held) if self._length == 0 else len(history) - 1
+    def _cut(self, tokens: Sequence[int], held: int) -> int:
+        """Never looks: takes it that they are all there."""
+        return super()._cut(tokens, held) if self._length == 0 else len(tokens)
 
 
 DRAFTERS: Mapping[str, type[DraftModel]] = {"D01": TrimsRejectedPlusOne}
