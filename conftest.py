@@ -11,6 +11,7 @@ from collections.abc import Generator
 
 import known_failures
 import pytest
+from again import Again
 from hypothesis import HealthCheck, settings
 from subjects import SUBJECTS, Runs, Subjects
 
@@ -23,10 +24,13 @@ settings.register_profile(
 settings.register_profile("ci", settings.get_profile("dev"), print_blob=True)
 settings.register_profile(
     "fuzz",
-    settings.get_profile("dev"),
+    settings.get_profile("default"),  # not of "dev", which keeps no failing examples
     max_examples=1000,
     stateful_step_count=50,
+    deadline=None,
     derandomize=False,
+    report_multiple_bugs=False,
+    print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
 
@@ -52,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except InvalidInput as error:
         raise pytest.UsageError(str(error)) from error
     config.pluginmanager.register(known_failures.Ledger(known_failures.read()), "known-failures")
+    config.pluginmanager.register(Again(), "again")
 
 
 @pytest.hookimpl(wrapper=True)

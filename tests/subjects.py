@@ -77,34 +77,28 @@ class Broken(AssertionError):
 
     Attributes:
         violations: all that were found.
+        run: that of the first one.
     """
 
-    def __init__(self, message: str, violations: tuple[Violation, ...]) -> None:
+    def __init__(self, message: str, violations: tuple[Violation, ...], run: Run | None = None) -> None:
         super().__init__(message)
         self.violations = violations
+        self.run = run
 
 
 def assert_holds(name: str, *runs: Run) -> None:
     """Fail with every violation of an invariant in some runs, the first one in full.
 
     Raises:
-        Broken: there is one; the message says how to see it again.
+        Broken: there is one; `again` says how to see it again.
     """
     found = [(run, violation) for run in runs for violation in RUN_INVARIANTS[name].check(run)]
     if found:
-        raise Broken(_message(name, found), tuple(violation for _, violation in found))
+        raise Broken(_message(name, found), tuple(violation for _, violation in found), found[0][0])
 
 
 def _message(name: str, found: Sequence[tuple[Run, Violation]]) -> str:
     run, first = found[0]
     others = [f"  {violation.case_id}: {violation.message}" for _, violation in found[1:6]]
     more = [f"  and {len(found) - 6} more"] if len(found) > 6 else []
-    return "\n".join(
-        [
-            f"{run.engine} breaks {name}: {first.message}",
-            f"case: {run.case}",
-            f"again: specproof audit {run.engine} --case '{first.case_id}'",
-            *others,
-            *more,
-        ]
-    )
+    return "\n".join([f"{run.engine} breaks {name}: {first.message}", f"case: {run.case}", *others, *more])

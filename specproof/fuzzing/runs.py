@@ -72,14 +72,15 @@ class RunJudge:
 
     def known_defects(self, smallest: Run) -> tuple[Known, ...]:
         """The defects of the catalogue with such offsets: in all runs, or at the end of the smallest wrong one."""
-        if self.suspects:
-            return self.suspects
+        suspects = self.suspects
+        if not all(found.of_ends for found in suspects):
+            return suspects
         point = exit_point(smallest)
         expected, _ = rows_expected(smallest, point)
         caches: tuple[CacheName, ...] = ("target", "draft")
         surplus = {cache: {held - expected for held in offsets_of(smallest.exit, cache) or ()} for cache in caches}
         by_end = any(ends_by_its_last_token(smallest, point, cache, n) for cache in caches for n in surplus[cache])
-        return (ENDS_BY_ITS_LAST_TOKEN,) if by_end else ()
+        return (ENDS_BY_ITS_LAST_TOKEN, *suspects) if by_end else suspects
 
 
 def broken_invariants(run: Run, names: Container[str] = RUN_INVARIANTS) -> Mapping[str, Violation]:

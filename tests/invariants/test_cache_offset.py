@@ -21,6 +21,7 @@ from strategies import cases
 from subjects import assert_holds
 
 from specproof.adapters.reference import DEFERRED, EAGER, ENGINE
+from specproof.defects.batch import RanksDrawApart
 from specproof.defects.draft_cache import NeverCatchesUp, NeverTrims, TrimsRejectedPlusOne
 from specproof.defects.exit import EndsByItsLastToken, NeverCommitsStop
 from specproof.defects.mutations import with_decoder, with_drafter
@@ -89,7 +90,8 @@ def test_cache_offset_sees_the_mlxcel_defect_for_every_k(k: int) -> None:
         (with_decoder(KeepsRejectedRows), "mixed/greedy/k4/T0/p0", r"rows? too many\. Matches D23: rejected proposals"),
         (with_decoder(TrimsFirstLayerOnly), "mixed/greedy/k4/T0/p0", r"holds \d+ rows in layer 1 of 3, expected \d+ ="),
         (with_decoder(EndsByItsLastToken), "stop/greedy/k4/T0/accepted-at3", r"too many\. Matches D52: what the"),
-        (with_decoder(NeverCommitsStop), "stop/greedy/k4/T0/accepted-at3", r"Trim no more than was rejected, k - a\."),
+        (with_decoder(NeverCommitsStop), "stop/greedy/k4/T0/accepted-at3", r"too few\. Matches D53: a turn that ends"),
+        (with_decoder(RanksDrawApart), "mixed/coupled/k4/T0.8-window/p2", r"Trim no more than was rejected, k - a\."),
         (with_decoder(ForgetsCloseCleanUp), "close/greedy/k4/T0/after2", r"at exit by close.*Trim k - a rows after a"),
         (with_decoder(ForgetsRollback), "abort/greedy/k4/T0/target1-after", r"at exit by abort, abort, k=4\): \d row"),
     ],

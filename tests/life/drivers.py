@@ -50,7 +50,7 @@ class Driver(Protocol):
         """When its drafter forwards the last proposal, in the life of this case."""
 
     def set_sampling(self, drafter: Any, case: Case) -> None:
-        """Let a drafter draw by another rule and sampling."""
+        """Let a drafter draw by another rule, sampling and `min_prob`."""
 
     def observe(self, target_cache: Any, draft_cache: Any) -> Observation:
         """What the caches hold."""
@@ -95,11 +95,7 @@ class OracleDriver:
         if case.draft is None:
             return PromptLookup(WrappedModel(case.target).vocab_size)
         drafter = self.drafter_class(
-            self.model("draft", case.draft),
-            case.sampling,
-            randomness,
-            schedule=self.schedule(case),
-            min_prob=case.min_prob,
+            self.model("draft", case.draft), case.sampling, randomness, schedule=self.schedule(case)
         )
         self.set_sampling(drafter, case)
         return drafter
@@ -108,7 +104,7 @@ class OracleDriver:
         return get_args(Schedule)[case.seed % 3]
 
     def set_sampling(self, drafter, case):
-        drafter.sampling = case.sampling
+        drafter.sampling, drafter.min_prob = case.sampling, case.min_prob
         drafter.draw = drafter.randomness.coupled_categorical if case.rule == "coupled" else None
 
     def observe(self, target_cache, draft_cache):
@@ -177,7 +173,7 @@ def mlx_impl_driver() -> Driver:
         def drafter(self, case, randomness):
             if case.draft is None:
                 return PromptLookup(self.model("target", case.target).args.vocab_size)
-            drafter = DraftModel(self.model("draft", case.draft), case.sampling, randomness, min_prob=case.min_prob)
+            drafter = DraftModel(self.model("draft", case.draft), case.sampling, randomness)
             self.set_sampling(drafter, case)
             return drafter
 
@@ -185,7 +181,7 @@ def mlx_impl_driver() -> Driver:
             return self.capabilities.draft_schedule
 
         def set_sampling(self, drafter, case):
-            drafter.sampling = case.sampling
+            drafter.sampling, drafter.min_prob = case.sampling, case.min_prob
             drafter.draw = drafter.randomness.coupled_categorical if case.rule == "coupled" else None
 
         def observe(self, target_cache, draft_cache):

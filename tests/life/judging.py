@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from hypothesis.stateful import RuleBasedStateMachine
+from hypothesis.stateful import RuleBasedStateMachine, invariant
 from life.drivers import Driver
 
 from specproof.engine import Boundary, Capabilities, Case, Observation
@@ -39,7 +39,24 @@ def assert_all_hold(run: Run, excused: Callable[[Violation], bool] = lambda viol
         raise AssertionError("\n".join([f"{run.engine} breaks {lines[0]}", f"in: {run.case}", *lines[1:6]]))
 
 
-class JudgedLife(RuleBasedStateMachine):
+class Life(RuleBasedStateMachine):
+    """What no life does without: no event of it goes unjudged."""
+
+    _judged = False
+
+    def _assert_all_hold(self, run: Run, excused: Callable[[Violation], bool] = lambda violation: False) -> None:
+        """As the function, and noted."""
+        assert_all_hold(run, excused)
+        self._judged = True
+
+    @invariant()
+    def every_event_is_judged(self):
+        """Hypothesis asks after every rule, that of the beginning too."""
+        assert self._judged, "an event of this life was not judged; end its rule by judging"
+        self._judged = False
+
+
+class JudgedLife(Life):
     """A life without events: it notes the rounds of its decoder, and judges what was done since it began to.
 
     Attributes:
@@ -149,7 +166,7 @@ class JudgedLife(RuleBasedStateMachine):
             injected=ending == "abort",
             continuation=self._continuation(),
         )
-        assert_all_hold(run)
+        self._assert_all_hold(run)
 
     def _assert_history(self, expected: tuple[int, ...]) -> None:
         history = tuple(self.state.history)

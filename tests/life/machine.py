@@ -67,8 +67,17 @@ class DecoderLife(JudgedLife):
     @rule(data=st.data())
     def change_sampling(self, data):
         self._draw_sampling(data)
+        self._tell_drafter()
+
+    @rule(min_prob=MIN_PROBS)
+    def change_min_prob(self, min_prob):
+        self.case = replace(self.case, min_prob=min_prob)
+        self._tell_drafter()
+
+    def _tell_drafter(self) -> None:
         if self.has_draft_model:
             self.driver.set_sampling(self.state.drafter, self.case)
+        self._judge_still()
 
     @rule(draft=DRAFTS)
     def swap_drafter(self, draft):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import rule, run_state_machine_as_test
 from invariants.mutants import DropsTheWrongRows, ForgetsCloseCleanUp, ForgetsRollback, HidesProposals, SpoilsOneRow
 from life.drivers import OracleDriver, mlx_impl_driver
 from life.judging import violations
@@ -145,6 +145,21 @@ def test_a_wrong_decoder_is_found_within_four_times_the_lives_of_the_profile(wro
 
     with pytest.raises(AssertionError, match=finding):
         run_state_machine_as_test(WrongLife, settings=lives(UNLUCKY, **UNSHRUNK))
+
+
+@pytest.mark.parametrize("kind", ["oracle", "mlx_lm"])
+def test_a_rule_that_does_not_judge_is_found(kind):
+    if kind == "mlx_lm":
+        pytest.importorskip("mlx_lm", reason="needs the extra mlx-lm")
+        from life import mlx_lm_machine
+
+    class Careless(OracleLife if kind == "oracle" else mlx_lm_machine.MlxLmLife):
+        @rule()
+        def look_away(self):
+            pass
+
+    with pytest.raises(AssertionError, match="an event of this life was not judged"):
+        run_state_machine_as_test(Careless, settings=settings(**UNSHRUNK))
 
 
 @pytest.mark.parametrize("wrong", [CountsItsRowsItself, SharesItsCache, SpendsOneBudget])

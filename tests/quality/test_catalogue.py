@@ -49,8 +49,12 @@ def test_a_defect_that_is_made_again_on_mlx_is_known_and_needs_mlx() -> None:
         assert (defect.needs, known.needs) == ("mlx", "")
 
 
-def test_the_defects_that_messages_name_are_in_the_catalogue() -> None:
-    assert {signature.id for signature in SIGNATURES} <= CATALOGUE.keys()
+def test_the_defects_that_messages_name_are_in_the_catalogue_with_the_same_source() -> None:
+    for signature in SIGNATURES:
+        repository, _, number = CATALOGUE[signature.id].reference.partition("#")
+        owner_and_name, _, kind_and_number = signature.source.removeprefix("https://github.com/").rpartition("/")
+        assert owner_and_name.rpartition("/")[0] == repository
+        assert kind_and_number == number
 
 
 def test_the_page_of_the_catalogue_is_up_to_date() -> None:
