@@ -391,22 +391,3 @@ def test_a_bet_is_won_at_once_by_an_outcome_that_the_law_excludes():
     bet = Bet({"a": 1.0})
     bet.draw("b")
     assert bet.rejects(1e-300)
-
-
-# -------------------------------------------------------------------------------------- the machinery as a whole
-
-
-def test_a_family_of_all_tests_on_a_right_decoder_is_rejected_as_often_as_its_level_in_2000_runs():
-    """What `output_distribution` does, with a sampler that is right by construction: each run is a family of three."""
-    generator, level, rejections = np.random.default_rng(6), 0.05, 0
-    for _ in range(2000):
-        counts = draws(generator, LAW, 200)
-        coins = thrown(generator, [0.4] * 200)
-        p_values = [
-            chi_squared(counts, LAW).p_value,
-            g_test(draws(generator, LAW, 2000), LAW).p_value,
-            coin_test(coins, [0.4] * 200).p_value,
-        ]
-        rejections += any(holm(p_values, level))
-    # Independent tests: Holm rejects any with 1 - (1 - level / 3) ** 3, a little less than the level.
-    assert within_binomial_bounds(rejections, 2000, 1 - (1 - level / 3) ** 3)
