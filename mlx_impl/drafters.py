@@ -9,6 +9,7 @@ with `min_prob` > 0 the drafter must look at each distribution before it draws, 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -227,19 +228,11 @@ class DraftModel:
         """Cut every layer to at most the rows of `history[:-1]`; layers may differ after a failed forward."""
         self.cache.rollback(max(len(history) - 1, 0))
 
-    def copy(self) -> DraftModel:
-        """A drafter with a copy of the cache."""
-        return DraftModel(
-            self.model,
-            self.sampling,
-            self.randomness,
-            min_prob=self.min_prob,
-            max_draft=self.max_draft,
-            processors=self.processors,
-            draw=self.draw,
-            cache=self.cache.copy(),
-            schedule=self.schedule,
-        )
+    def copy(self) -> Self:
+        """The same drafter, of its own class, with a copy of the cache."""
+        twin = copy.copy(self)
+        twin.cache = self.cache.copy()
+        return twin
 
     def _draw(self, q: mx.array, position: int) -> mx.array:
         if not isinstance(self.sampling, SamplingParams) or self.sampling.temperature == 0:

@@ -105,6 +105,18 @@ def test_a_copy_is_independent():
     assert (rows(draft), rows(twin)) == (2, 6)
 
 
+def test_a_copy_is_of_the_drafters_own_class_with_what_it_holds_besides():
+    """Or whoever copies the state of a decode with a drafter of his own would go on with another one."""
+
+    class Own(DraftModel):
+        pass
+
+    draft = Own(toy("draft"), GREEDY, KeyedRandomness(0))
+    draft.note = "mine"
+    twin = draft.copy()
+    assert (type(twin), twin.note) == (Own, "mine")
+
+
 def test_synced_len_is_what_the_cache_holds_of_the_history():
     draft = drafter()
     draft.settle([1, 2, 3, 4])
