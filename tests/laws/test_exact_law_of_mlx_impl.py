@@ -10,8 +10,9 @@ from law_controls import tiny_case
 pytest.importorskip("mlx.core", reason="mlx is not installed: pip install 'specproof[mlx]'")
 
 import mlx.core as mx
+from mlx_law_controls import DrawsArgmax, bonus_from_q, redraw_from_p, with_decision
 
-from mlx_impl.acceptance import RULES, Decision
+from mlx_impl.acceptance import Decision
 from mlx_impl.decoder import Decoder
 from mlx_impl.randomness import Randomness
 from reference.errors import InvalidSetting
@@ -81,12 +82,7 @@ def count_all_matches(p: mx.array, q: mx.array, drafted: mx.array, randomness: R
     [("rejection", count_all_coins, 0.05), ("sampler_match", count_all_matches, 0.05)],
 )
 def test_a_rule_that_uses_choices_behind_the_first_rejection_is_seen_all_the_same(rule, decide, variation):
-    class Wrong(Decoder):
-        def __init__(self, *args: object, **settings: object) -> None:
-            super().__init__(*args, **settings)
-            self.rule = replace(self.rule, decide=decide)
-
-    found = measure(MlxImplEngine(decoder_class=Wrong), tiny_case(rule, 2, 4, drafter=CONTRARY))
+    found = measure(MlxImplEngine(decoder_class=with_decision(decide)), tiny_case(rule, 2, 4, drafter=CONTRARY))
     assert found.variation > variation
 
 
@@ -130,20 +126,24 @@ def test_coupled_draws_cannot_be_enumerated_and_say_so():
         measure(ENGINE, tiny_case("coupled", 1, 2))
 
 
-def redraw_from_p(p: mx.array, q: mx.array, drafted: mx.array, randomness: Randomness, position: int) -> Decision:
-    """Rejection without a residual."""
-    num_accepted, _ = RULES["rejection"].decide(p, q, drafted, randomness, position)
-    return num_accepted, randomness.categorical(p[num_accepted][None])[0]
-
-
-class Redraw(Decoder):
-    """The decoder with that rule."""
-
-    def __init__(self, *args: object, **settings: object) -> None:
-        super().__init__(*args, **settings)
-        self.rule = replace(self.rule, decide=redraw_from_p)
-
-
-def test_a_redraw_from_p_after_a_rejection_is_seen():
-    found = measure(MlxImplEngine(decoder_class=Redraw), tiny_case("rejection", 1, 3, drafter=CONTRARY))
-    assert found.variation == pytest.approx(0.1114, abs=1e-3)
+@pytest.mark.parametrize(
+    ("wrong", "case", "variation"),
+    [
+        ({"decoder_class": with_decision(redraw_from_p)}, tiny_case("rejection", 1, 3, drafter=CONTRARY), 0.1114),
+        ({"decoder_class": with_decision(bonus_from_q)}, tiny_case("rejection", 1, 3, drafter=CONTRARY), 0.2259),
+        ({"decoder_class": with_decision(bonus_from_q)}, tiny_case("rejection", 2, 4, TWO), 0.0824),
+        ({"drafter_class": DrawsArgmax}, tiny_case("rejection", 1, 3), 0.1942),
+        ({"drafter_class": DrawsArgmax}, tiny_case("rejection", 2, 4, TWO, CONTRARY), 0.2449),
+        ({"drafter_class": DrawsArgmax}, tiny_case("block", 2, 4, TWO), 0.2638),
+    ],
+    ids=[
+        "redraw from p after a rejection",
+        "bonus from q",
+        "bonus from q, block of two",
+        "greedy draft with a softmax q",
+        "greedy draft with a softmax q, block of two",
+        "greedy draft with a softmax q, block rule",
+    ],
+)
+def test_a_lossy_decoder_is_seen(wrong: dict[str, type], case: Case, variation: float):
+    assert measure(MlxImplEngine(**wrong), case).variation == pytest.approx(variation, abs=1e-3)
