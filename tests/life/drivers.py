@@ -126,8 +126,8 @@ class OracleDriver:
         return KVCache([LayerCache(keys, values) for keys, values in zip(rows[::2], rows[1::2], strict=True)])
 
 
-def mlx_impl_driver() -> Driver:
-    """The MLX decoder.
+def mlx_impl_driver(decoder_class: type | None = None, drafter_class: type | None = None) -> Driver:
+    """The MLX decoder, of its own classes unless others are given.
 
     Raises:
         ImportError: MLX is not installed.
@@ -144,6 +144,7 @@ def mlx_impl_driver() -> Driver:
     from specproof.adapters import mlx_impl as adapter
     from specproof.adapters.mlx_models import ObservedModel, observation
 
+    made_of, drafts_by = decoder_class or Decoder, drafter_class or DraftModel
     loaded: dict[Path, Any] = {}
 
     class MlxImplDriver:
@@ -159,7 +160,7 @@ def mlx_impl_driver() -> Driver:
             return KeyedRandomness(seed)
 
         def decoder(self, case, target, randomness, processors, on_round):
-            return observed(Decoder, on_round)(
+            return observed(made_of, on_round)(
                 target,
                 rule=case.rule,
                 sampling=case.sampling,
@@ -173,7 +174,7 @@ def mlx_impl_driver() -> Driver:
         def drafter(self, case, randomness):
             if case.draft is None:
                 return PromptLookup(self.model("target", case.target).args.vocab_size)
-            drafter = DraftModel(self.model("draft", case.draft), case.sampling, randomness)
+            drafter = drafts_by(self.model("draft", case.draft), case.sampling, randomness)
             self.set_sampling(drafter, case)
             return drafter
 

@@ -162,6 +162,25 @@ def test_a_rule_that_does_not_judge_is_found(kind):
         run_state_machine_as_test(Careless, settings=settings(**UNSHRUNK))
 
 
+@pytest.mark.parametrize(
+    ("part", "wrong", "finding"),
+    [
+        ("drafter_class", "TrimsRejectedPlusOne", "breaks draft_cache_offset: .* too few"),
+        ("decoder_class", "TrimsOneTooFew", "breaks target_cache_offset: .* too many"),
+    ],
+    ids=["drafter", "decoder"],
+)
+def test_a_wrong_decoder_on_mlx_is_found_within_the_lives_of_the_profile(part, wrong, finding):
+    pytest.importorskip("mlx.core", reason="needs the extra mlx")
+    from life import wrong_mlx
+
+    class WrongLife(DecoderLife):
+        driver = mlx_impl_driver(**{part: getattr(wrong_mlx, wrong)})
+
+    with pytest.raises(AssertionError, match=finding):
+        run_state_machine_as_test(WrongLife, settings=settings(**UNSHRUNK))
+
+
 @pytest.mark.parametrize("wrong", [CountsItsRowsItself, SharesItsCache, SpendsOneBudget])
 def test_what_is_wrong_later_in_life_is_right_in_every_single_turn(wrong):
     part = "decoder_class" if issubclass(wrong, Decoder) else "drafter_class"
