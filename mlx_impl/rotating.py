@@ -37,8 +37,8 @@ class RotatingKVCache(mlx_lm_cache.RotatingKVCache):
             return super().make_mask(N, window_size=window_size, return_array=return_array)
         held = min(self.max_size - 1, self.offset)
         rows, columns = mx.arange(held, held + N)[:, None], mx.arange(held + N)[None]
-        recent = (columns <= rows) & (columns > rows - (self.max_size - self.keep))
-        return recent | (columns < self.keep)
+        seen = (columns < self.keep) | (columns > rows - (self.max_size - self.keep))
+        return seen & (columns <= rows)  # kept rows, too: a first pass may be longer than the window
 
 
 def with_right_masks(layer: Any) -> Any:
