@@ -13,6 +13,7 @@ from mlx_lm.models import cache as mlx_lm_cache  # noqa: E402
 from mlx_toys import GREEDY, SAMPLED, Counting  # noqa: E402
 
 from mlx_impl import Decoder, DraftModel, KeyedRandomness  # noqa: E402
+from mlx_impl.layers import kind_of, leaves  # noqa: E402
 from mlx_impl.model_cache import ModelCache  # noqa: E402
 from mlx_impl.prompt_cache import load_caches, save_caches  # noqa: E402
 from mlx_impl.rotating import RotatingKVCache, with_right_masks  # noqa: E402
@@ -96,6 +97,13 @@ def test_under_coupled_a_drafter_of_the_targets_weights_is_always_accepted(name)
     rounds = [boundary.round for boundary in run_case(engine, case).boundaries[1:]]
     assert len(rounds) == 4
     assert all(done.num_accepted == len(done.drafted) for done in rounds)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_has_windows_if_and_only_if_it_says_so(name):
+    """mlx-lm's models come to make their own caches, and then do not ask how many rows to keep."""
+    kinds = {kind_of(leaf) for leaf in leaves(fresh_layers(model(name), name))}
+    assert ("window" in kinds) == (name in WINDOWS)
 
 
 def test_every_family_is_an_engine_by_name():
@@ -187,6 +195,12 @@ def test_a_recurrent_cache_that_holds_something_must_say_how_much():
 @pytest.mark.parametrize("count", [2, 5])
 def test_several_tokens_at_once_see_what_single_steps_see_before_at_and_after_the_window_is_full(keep, held, count):
     assert verify_differs(RotatingKVCache, keep, held, count) < 1e-4
+
+
+@pytest.mark.parametrize("keep", [0, 4])
+@pytest.mark.parametrize("held", [0, 2, 5])
+def test_a_first_pass_that_is_longer_than_the_window_sees_what_single_steps_see(keep, held):
+    assert verify_differs(RotatingKVCache, keep, held, 20) < 1e-4
 
 
 def test_mlx_lms_own_masks_let_a_verify_pass_see_other_rows_where_first_rows_are_kept():
