@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from reference.cache import KVCache
@@ -14,14 +15,14 @@ from reference.decoder import Decoder
 from reference.drafters import DraftModel
 from reference.transformer import Activations
 from reference.values import DraftBlock, DraftDistribution
-from specproof import exact_law
+from specproof import exact_law, forcing
 from specproof.adapters.reference import ReferenceEngine, ReferenceSession
 from specproof.adapters.reference_sessions import WrappedModel
 from specproof.defects.acceptance import redraw_from_p
 from specproof.defects.kill_table import examine
 from specproof.defects.mutations import with_decision
 from specproof.defects.plan import cases
-from specproof.engine import Capabilities, Case, Observation
+from specproof.engine import Capabilities, Case, Engine, Observation
 from specproof.invariants import RUN_INVARIANTS
 from specproof.law_cases import GREEDY, Setting, law_case
 from specproof.pairs import tiny, toy
@@ -42,7 +43,7 @@ class Declares(ReferenceEngine):
         return replace(super().capabilities, **self.declared)
 
 
-def accused_by(engine: Declares, plan: Sequence[Case], laws: Sequence[str] = ()) -> set[str]:
+def accused_by(engine: Engine, plan: Sequence[Case], laws: Sequence[str] = ()) -> set[str]:
     """The checks that see something in an engine."""
     assert plan or laws
     cells = examine(lambda: engine, plan, laws)
@@ -144,6 +145,22 @@ def test_one_row_more_everywhere_is_a_convention() -> None:
     assert accused_by(RunsOneAhead(declared=hidden), plan) == {
         "target_cache_offset", "draft_cache_offset", "exit_state",
     }  # fmt: skip
+
+
+def test_a_rotating_cache_that_is_longer_than_its_window_after_a_write_of_several_tokens_is_right() -> None:
+    """ml-explore/mlx-lm#1914: for S tokens at once it holds window + S - 1 rows, so that each sees its whole window."""
+    pytest.importorskip("mlx_lm", reason="needs the extra mlx-lm")
+    from specproof.adapters.mlx_families import GEMMA3_TEXT
+    from specproof.adapters.mlx_family_models import SHARED
+
+    window, k = SHARED["sliding_window"], 4
+    models = forcing.all_accept(toy().built_as(GEMMA3_TEXT.capabilities.architecture), "greedy", GREEDY)
+    case = Case(id="window", regime="all_accept", target=models.target, draft=models.draft, prompt=tuple(range(20)),
+                rule="greedy", sampling=GREEDY, num_draft_tokens=k, max_tokens=21)  # fmt: skip
+    boundaries = run_case(GEMMA3_TEXT, case).boundaries[1:]
+    held = [boundary.observation.target_rows[0].keys.shape[1] for boundary in boundaries]
+    assert held == [window + k] * 4, "the case is another one by now: S is k + 1"
+    assert not accused_by(GEMMA3_TEXT, [case])
 
 
 def test_an_engine_that_says_that_it_is_lossy_is_measured_and_not_accused() -> None:
