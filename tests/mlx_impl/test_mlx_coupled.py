@@ -1,6 +1,7 @@
 """The coupled rule on the device: what is emitted is a function of the seed and the target, whoever drafts."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 
@@ -17,40 +18,46 @@ COUNT = 14
 SEED = 5
 
 
-def sampled_by_noise(model, seed, count):
+def sampled_by_noise(model, sampling, seed, count):
     """Cache-free sampling: at each position the draw that the noise of that position makes."""
     history, randomness = list(PROMPT), KeyedRandomness(seed)
     for _ in range(count):
-        p = distributions(model(mx.array([history]))[0, -1:], SAMPLED)
+        p = distributions(model(mx.array([history]))[0, -1:], sampling)
         history.append(randomness.coupled_categorical(p, len(history)).item())
     return tuple(history[len(PROMPT) :])
 
 
 @functools.cache
-def plain():
-    return sampled_by_noise(toy("target"), SEED, COUNT)
+def plain(temperature=SAMPLED.temperature):
+    return sampled_by_noise(toy("target"), replace(SAMPLED, temperature=temperature), SEED, COUNT)
 
 
-def drafters(randomness):
+def drafters(randomness, sampling):
     """Drafters of every kind, by name."""
     own = toy("target")
     return {
-        "draft model": DraftModel(toy("draft"), SAMPLED, randomness, draw=randomness.coupled_categorical),
-        "the target itself": DraftModel(own, SAMPLED, randomness, draw=randomness.coupled_categorical),
-        "draws of its own": DraftModel(own, SAMPLED, randomness),
+        "draft model": DraftModel(toy("draft"), sampling, randomness, draw=randomness.coupled_categorical),
+        "the target itself": DraftModel(own, sampling, randomness, draw=randomness.coupled_categorical),
+        "draws of its own": DraftModel(own, sampling, randomness),
         "prompt lookup": lookup(),
     }
 
 
-def output(name, k, randomness):
-    settings = {"rule": "coupled", "sampling": SAMPLED, "randomness": randomness, "num_draft_tokens": k}
-    return run(Decoder(toy("target"), **settings), drafters(randomness)[name], PROMPT, COUNT)
+def output(name, k, randomness, sampling=SAMPLED):
+    settings = {"rule": "coupled", "sampling": sampling, "randomness": randomness, "num_draft_tokens": k}
+    return run(Decoder(toy("target"), **settings), drafters(randomness, sampling)[name], PROMPT, COUNT)
 
 
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
 @pytest.mark.parametrize("k", [0, 1, 4])
 @pytest.mark.parametrize("name", ["draft model", "the target itself", "draws of its own", "prompt lookup"])
-def test_coupled_output_equals_plain_sampling_for_every_drafter_and_k(name, k):
-    assert output(name, k, KeyedRandomness(SEED)) == plain()
+def test_coupled_output_equals_plain_sampling_for_every_drafter_k_and_temperature(name, k, temperature):
+    sampling = replace(SAMPLED, temperature=temperature)
+    assert output(name, k, KeyedRandomness(SEED), sampling) == plain(temperature)
+
+
+def test_another_temperature_gives_another_output():
+    assert plain(0.3) != plain(1.7)
 
 
 def test_another_seed_gives_another_output():

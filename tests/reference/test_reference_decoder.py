@@ -168,10 +168,11 @@ def test_at_temperature_zero_every_rule_decodes_greedily(
 
 @pytest.mark.parametrize(("k", "seed"), [(0, 0), (1, 0), (3, 7), (5, 0)])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_coupled_output_equals_plain_sampling_token_for_token(
-    target: Transformer, draft: Transformer, schedule: str, k: int, seed: int
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+def test_coupled_output_equals_plain_sampling_token_for_token_at_any_temperature(
+    target: Transformer, draft: Transformer, temperature: float, schedule: str, k: int, seed: int
 ) -> None:
-    dec = decoder(target, "coupled", k, 0.9, seed)
+    dec = decoder(target, "coupled", k, temperature, seed)
     expected = plain_gumbel(target, PROMPT, 14, dec.sampling, seed)
     uncoupled = DraftModel(draft, dec.sampling, dec.randomness, schedule=schedule)
     for proposing in (
