@@ -122,16 +122,16 @@ def make_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
 
     Args:
         model: called as mlx-lm calls its models.
-        max_kv_size: rows that a layer keeps, the first four among them, where the model does not say itself what
-            caches it needs; None: all rows. As mlx-lm's `make_prompt_cache` has it; takes mlx-lm.
+        max_kv_size: rows that a layer keeps, the first four among them, as in mlx-lm's `make_prompt_cache`; None: all.
+            It says nothing to a model that needs other caches than full ones in some layer. (mlx-lm itself passes over
+            it for every model that makes its own caches, which llamas do by now.) Takes mlx-lm.
     """
-    if hasattr(model, "make_cache"):
-        return list(model.make_cache())
-    if max_kv_size is None:
-        return [KVCache() for _ in model.layers]
+    layers = list(model.make_cache()) if hasattr(model, "make_cache") else [KVCache() for _ in model.layers]
+    if max_kv_size is None or any(type(layer).__name__ != KVCache.__name__ for layer in layers):
+        return layers
     from mlx_impl.rotating import RotatingKVCache  # behind an extra
 
-    return [RotatingKVCache(max_size=max_kv_size, keep=4) for _ in model.layers]  # type: ignore[no-untyped-call]
+    return [RotatingKVCache(max_size=max_kv_size, keep=4) for _ in layers]  # type: ignore[no-untyped-call]
 
 
 def offsets(cache: Sequence[Any]) -> tuple[int, ...]:

@@ -98,7 +98,8 @@ def row_faults(logits: mx.array, p: mx.array) -> mx.array:
     0: nothing; 1: the model's logits are not finite; 2: they are, but the settings or processors left no distribution.
     """
     # x * 0 is 0, or NaN where x is not finite: one sum shows it, at a third of the price of `isfinite` in each place.
-    of_model, of_p = (mx.sum(rows * 0, axis=-1) == 0 for rows in (logits, p))
+    of_model = mx.sum(logits * 0, axis=-1) == 0
+    of_p = mx.isfinite(p[:, 0])  # `distributions` makes a row NaN as a whole
     return mx.where(of_model, mx.where(of_p, 0, 2), 1).astype(mx.uint8)
 
 

@@ -25,7 +25,6 @@ from mlx_lm.models.cache import ArraysCache, CacheList
 from mlx_impl.cache import make_cache
 from mlx_impl.layers import kind_of, leaves
 from mlx_impl.model_cache import ModelCache
-from mlx_impl.rotating import RotatingKVCache
 from reference.transformer import WholePass
 from specproof.adapters.mlx_family_models import FAMILIES, build
 from specproof.adapters.mlx_impl import MlxImplEngine, MlxImplSession
@@ -33,8 +32,6 @@ from specproof.engine import CacheRows, Capabilities, Case, Floats, Observation
 
 PREFIX = "mlx-"
 """Of the names of these architectures."""
-KEPT = 4
-"""First rows that stay in a window: as many as mlx-lm's `make_prompt_cache` keeps."""
 
 
 class CountedArraysCache(ArraysCache):
@@ -58,14 +55,8 @@ def load_family(folder: Path, name: str) -> Any:
 
 
 def fresh_layers(model: Any, name: str) -> list[Any]:
-    """Empty caches for a model of a family, as a user would have them, but that states count their tokens.
-
-    Windows that the family says are made here: a model of mlx-lm that makes its own caches would not make any.
-    """
-    size = FAMILIES[name].max_kv_size
-    if size is not None:
-        return [RotatingKVCache(max_size=size, keep=KEPT) for _ in model.layers]
-    return [_counted(layer) for layer in make_cache(model)]
+    """Empty caches for a model of a family, as a user would have them, but that states count their tokens."""
+    return [_counted(layer) for layer in make_cache(model, FAMILIES[name].max_kv_size)]
 
 
 def _counted(layer: Any) -> Any:

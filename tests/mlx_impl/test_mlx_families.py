@@ -13,6 +13,7 @@ from mlx_lm.models import cache as mlx_lm_cache  # noqa: E402
 from mlx_toys import GREEDY, SAMPLED, Counting  # noqa: E402
 
 from mlx_impl import Decoder, DraftModel, KeyedRandomness  # noqa: E402
+from mlx_impl.cache import make_cache  # noqa: E402
 from mlx_impl.layers import kind_of, leaves  # noqa: E402
 from mlx_impl.model_cache import ModelCache  # noqa: E402
 from mlx_impl.prompt_cache import load_caches, save_caches  # noqa: E402
@@ -104,6 +105,15 @@ def test_a_family_has_windows_if_and_only_if_it_says_so(name):
     """mlx-lm's models come to make their own caches, and then do not ask how many rows to keep."""
     kinds = {kind_of(leaf) for leaf in leaves(fresh_layers(model(name), name))}
     assert ("window" in kinds) == (name in WINDOWS)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "lfm2"])
+def test_max_kv_size_bounds_full_caches_and_leaves_a_model_its_own_others(name):
+    found, own = (make_cache(model(name), size) for size in (12, None))
+    if name == "llama":
+        assert {(type(layer), layer.max_size, layer.keep) for layer in found} == {(RotatingKVCache, 12, 4)}
+    else:
+        assert list(map(type, found)) == list(map(type, own))
 
 
 def test_every_family_is_an_engine_by_name():
