@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference import SamplingParams, Transformer, distribution
+from reference import SamplingParams, Transformer, distribution, load
 from reference.errors import DecodingFault, InvalidSetting, NonFiniteLogits
 from reference.sampling import keep_min_p, keep_top_k, keep_top_p, next_distribution
 
@@ -215,11 +216,28 @@ def test_processors_that_return_no_logits_of_the_right_width_are_named(returned:
         next_distribution(LOGITS, [3, 0], SamplingParams(), processors, "toy")
 
 
-def test_toy_logits_are_neither_uniform_nor_a_point_mass(target: Transformer) -> None:
+def spreads(model: Transformer, scale: float = 1.0) -> np.ndarray:
+    """Entropies at temperature 1, as shares of a uniform distribution's, behind every token of some prompts."""
+    generator, size = np.random.default_rng(0), model.vocab_size
+    prompts = generator.integers(size, size=(12, 6)).tolist()
+    rows = np.concatenate([model.forward_without_cache(prompt).logits for prompt in prompts])  # [12 * 6, V]
+    each = [distribution(scale * row, SamplingParams(), []) for row in rows]
+    return np.array([-(p * np.log(np.maximum(p, 1e-300))).sum() for p in each]) / np.log(size)
+
+
+def neither_uniform_nor_point_masses(shares: np.ndarray) -> bool:
+    """Nowhere the one or the other, in nine of ten places far from both, and in the middle on the whole."""
+    far = np.mean((shares > 0.1) & (shares < 0.99))
+    return bool(shares.min() > 0.01 and shares.max() < 0.999 and far >= 0.9 and 0.3 < np.median(shares) < 0.9)
+
+
+@pytest.mark.parametrize("name", ["target", "draft", "tiny-target", "tiny-draft"])
+def test_toy_logits_are_neither_uniform_nor_a_point_mass(toy_folder: Path, name: str) -> None:
     """The statistical and exact tests would see little on such a model."""
-    p = distribution(target.forward_without_cache([1, 2, 3]).logits[-1], SamplingParams(), [])
-    entropy = -(p * np.log(p)).sum()
-    assert 0.5 < entropy < np.log(32) - 0.5
+    model = load(toy_folder / name)
+    assert neither_uniform_nor_point_masses(spreads(model))
+    assert not neither_uniform_nor_point_masses(spreads(model, scale=0.05)), "hardly any spread"
+    assert not neither_uniform_nor_point_masses(spreads(model, scale=20)), "argmax and nothing else"
 
 
 @pytest.mark.parametrize(
