@@ -9,6 +9,7 @@ from functools import cache  # noqa: E402
 
 from interrupts import interrupted_at  # noqa: E402
 from mlx.utils import tree_map  # noqa: E402
+from mlx_lm.generate import generate_step  # noqa: E402
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache  # noqa: E402
 from mlx_lm.models.llama import Model, ModelArgs  # noqa: E402
 from mlx_toys import GREEDY, Scripted  # noqa: E402
@@ -63,6 +64,23 @@ def plain(start):
 @pytest.mark.parametrize("start", [0, 5, 6, 9, 12, 50])
 def test_the_output_is_that_of_plain_decoding_wherever_quantising_begins(start, script):
     assert tuple(tokens(*begun(4, start, script))) == plain(start)
+
+
+@pytest.mark.parametrize("start", [0, 5, 9, 50])
+def test_the_output_is_that_of_mlx_lms_own_loop(start):
+    settings = {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": start}
+    theirs = generate_step(mx.array(PROMPT), model(), max_tokens=COUNT, prompt_cache=layers(), **settings)
+    assert tuple(int(token) for token, _ in theirs) == plain(start)
+
+
+@pytest.mark.parametrize("start", [0, 6, 9])
+def test_a_drafter_whose_rows_are_quantised_changes_nothing_but_what_it_proposes(start):
+    decoder = Decoder(model(), sampling=GREEDY, randomness=KeyedRandomness(0), num_draft_tokens=3)
+    drafter = DraftModel(model(), GREEDY, KeyedRandomness(1), cache=quantised(start))
+    state = decoder.prefill(PROMPT, drafter, COUNT, layers())
+    assert tuple(tokens(decoder, state)) == plain(50), "50: the target's rows are not quantised"
+    assert all(isinstance(layer, QuantizedKVCache) for layer in drafter.cache)
+    assert drafter.cache.length == state.target_cache.length
 
 
 def test_quantising_changes_the_output_here():
