@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from timing import machine  # first: it loads the BLAS that the environment names
 
 from reference.values import SamplingParams
 from specproof.measuring.command import compared, default_engine, prompts_of, subjects_of
-from specproof.measuring.figures import figures, recoveries
+from specproof.measuring.figures import CONFIDENCE, Position, figures, recoveries
 from specproof.measuring.report import Column, Measurement, to_text
 from specproof.measuring.turns import Plan, measure
 from specproof.pairs import Pair, trained
@@ -46,69 +47,109 @@ def measured(plan: Plan, engine: str, rules: Sequence[str], defect: str | None) 
     return compared(plan, [Column(s, turns[s.label], figures(turns[s.label], K)) for s in subjects])
 
 
-def before_and_after(measurement: Measurement) -> list[tuple[Column, Column]]:
-    """The defect and the right engine, rule by rule."""
+@dataclass(frozen=True)
+class Setting:
+    """The defect and the right engine, under one rule, or under several that gave the very same rounds."""
+
+    temperature: float
+    rules: tuple[str, ...]
+    before: Column
+    after: Column
+
+    @property
+    def name(self) -> str:
+        """In a line."""
+        alike = " (the same rounds)" if len(self.rules) > 1 else ""
+        return f"temperature {self.temperature:g}, {', '.join(f'`{rule}`' for rule in self.rules)}{alike}"
+
+
+def settings_of(measurement: Measurement) -> list[Setting]:
+    """Rule by rule. Rules that gave the same rounds are one setting: no more was measured by having several."""
+    found: dict[object, list[tuple[Column, Column]]] = {}
     columns = list(measurement.columns)
-    return list(zip(columns[::2], columns[1::2], strict=True))
+    for before, after in zip(columns[::2], columns[1::2], strict=True):
+        rounds = tuple(
+            (done.drafted, done.emitted) for c in (before, after) for turn in c.turns for done in turn.rounds
+        )
+        found.setdefault(rounds, []).append((before, after))
+    temperature = measurement.plan.sampling.temperature
+    return [
+        Setting(temperature, tuple(before.subject.rule for before, _ in alike), *alike[0]) for alike in found.values()
+    ]
 
 
 def first_claim(measurements: Sequence[Measurement]) -> list[str]:
     """The drafter falls behind and never recovers; acceptance drops at every position that is reached often enough."""
     lines, behind, drops = [], [], []
-    for measurement in measurements:
-        for before, after in before_and_after(measurement):
-            rates = [
-                (place, old.rate, new.rate)
-                for place, (old, new) in enumerate(zip(before.figures.positions, after.figures.positions, strict=True))
-                if old.rate is not None and new.rate is not None and min(old.reached, new.reached) >= ENOUGH
-            ]
-            told = ", ".join(f"{place}: {old:.2f} / {new:.2f}" for place, old, new in rates) or "reached too seldom"
-            lines.append(
-                f"- temperature {measurement.plan.sampling.temperature:g}, `{before.subject.rule}`: up to "
-                f"{max(before.figures.lag):.0f} rows behind (right trim: {max(after.figures.lag):.0f}), "
-                f"{recoveries(before.turns)} rounds caught up; acceptance by position, before / after: {told}; "
-                f"tokens per second {before.figures.tokens_per_second:.1f} / {after.figures.tokens_per_second:.1f}"
-            )
-            behind.append(max(before.figures.lag) > max(after.figures.lag) and recoveries(before.turns) == 0)
-            drops.append(bool(rates) and all(old < new for _, old, new in rates))
+    for setting in (setting for measurement in measurements for setting in settings_of(measurement)):
+        old, new = setting.before.figures, setting.after.figures
+        places = [
+            (place, before, after)
+            for place, (before, after) in enumerate(zip(old.positions, new.positions, strict=True))
+            if min(before.reached, after.reached) >= ENOUGH
+        ]
+        told = ", ".join(f"{place}: {of_place(before, after)}" for place, before, after in places)
+        lines.append(
+            f"- {setting.name}: up to {max(old.lag):.0f} rows behind (right trim: {max(new.lag):.0f}), "
+            f"{recoveries(setting.before.turns)} rounds caught up; acceptance by position, before / after: "
+            f"{told or 'reached too seldom'}; tokens/s {old.tokens_per_second:.1f} / "
+            f"{new.tokens_per_second:.1f}"
+        )
+        behind.append(max(old.lag) > max(new.lag) and recoveries(setting.before.turns) == 0)
+        drops += [change(before, after) < 0 for _, before, after in places]
     return [
-        f"It falls behind and never recovers: {verdict(behind, 'settings')} Acceptance drops at every position: "
-        f"{verdict(drops, 'settings')}",
+        f"It falls behind and never recovers: {verdict(behind, 'settings')} Acceptance drops at every position by more "
+        f"than the intervals of {CONFIDENCE:.0%} leave open: {verdict(drops, 'positions')}",
         *lines,
     ]
+
+
+def of_place(before: Position, after: Position) -> str:
+    """Both rates, and whether their intervals part."""
+    word = {-1: " (drops)", 0: "", 1: " (rises)"}[change(before, after)]
+    return f"{before.rate:.2f} / {after.rate:.2f}{word}"
+
+
+def change(before: Position, after: Position) -> int:
+    """From after to before: -1 where the intervals part and it is lower, 1 where it is higher, 0 where they meet."""
+    old, new = before.ci, after.ci
+    if old is None or new is None:
+        return 0
+    return -1 if old[1] < new[0] else 1 if old[0] > new[1] else 0
 
 
 def second_claim(measurement: Measurement) -> list[str]:
     """At temperature 0 the text stays that of decoding without a drafter, and the proposals change."""
     lines, holds = [], []
-    for before, after in before_and_after(measurement):
-        changed = measurement.proposals[before.subject.rule]
-        (old, _), (new, turns) = before.figures.as_plain, after.figures.as_plain
+    for setting in settings_of(measurement):
+        changed = measurement.proposals[setting.rules[0]]
+        (old, _), (new, turns) = setting.before.figures.as_plain, setting.after.figures.as_plain
         lines.append(
-            f"- `{before.subject.rule}`: the text is that of plain greedy decoding in {old} of {turns} turns before "
+            f"- {setting.name}: the text is that of plain greedy decoding in {old} of {turns} turns before "
             f"and {new} of {turns} after; of {changed.compared} rounds at the same place of the same text, "
             f"{changed.different} proposed other tokens"
         )
         holds.append(old == new == turns and changed.different > 0)
-    return [f"It does: {verdict(holds, 'rules')}", *lines]
+    return [f"It does: {verdict(holds, 'settings')}", *lines]
 
 
 def third_claim(measurement: Measurement) -> list[str]:
     """Two runs with different seeds give closed forms far apart before, close together after."""
     lines, holds = [], []
-    for before, after in before_and_after(measurement):
-        apart = [distances(column) for column in (before, after)]
-        spread = [statistics.stdev(column.closed_forms) for column in (before, after)]
-        told = ["; ".join(f"{a:.3f} and {b:.3f}" for a, b in pairs_of(column)) for column in (before, after)]
+    for setting in settings_of(measurement):
+        columns = (setting.before, setting.after)
+        apart = [distances(column) for column in columns]
+        spread = [statistics.stdev(column.closed_forms) for column in columns]
+        told = ["; ".join(f"{a:.3f} and {b:.3f}" for a, b in pairs_of(column)) for column in columns]
         lines += [
-            f"- `{before.subject.rule}`: two seeds after the same prompt are {statistics.mean(apart[0]):.3f} apart "
+            f"- {setting.name}: two seeds after the same prompt are {statistics.mean(apart[0]):.3f} apart "
             f"before (at most {max(apart[0]):.3f}), {statistics.mean(apart[1]):.3f} after (at most "
             f"{max(apart[1]):.3f}); standard deviation over all turns {spread[0]:.3f} and {spread[1]:.3f}",
             f"  - before: {told[0]}",
             f"  - after: {told[1]}",
         ]
         holds.append(statistics.mean(apart[0]) > 2 * statistics.mean(apart[1]))
-    return [f"By the mean distance being more than halved: {verdict(holds, 'rules')}", *lines]
+    return [f"By the mean distance being more than halved: {verdict(holds, 'settings')}", *lines]
 
 
 def pairs_of(column: Column) -> list[tuple[float, float]]:
