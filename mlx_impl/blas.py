@@ -52,7 +52,11 @@ def load_if_asked() -> None:
 
 
 def in_use() -> str:
-    """The name of the BLAS that MLX has, or will have: a library's file name, `Accelerate`, or `reference BLAS`."""
+    """The name of the BLAS that MLX has, or will have: a library's file name, `Accelerate`, or `reference BLAS`.
+
+    It goes by what is loaded. A fast library that somebody else loads *after* MLX is named, though MLX keeps its own;
+    `load_if_asked` refuses to come that late.
+    """
     if sys.platform == "darwin":
         return "Accelerate"
     names = [Path(path).name for path in _mapped()]
