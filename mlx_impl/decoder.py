@@ -96,9 +96,11 @@ class Decoder:
         try:
             state.unsettled = True
             self._begin(state)
-            block = self._propose(state)
+            limit = self._limit(state)
+            chosen = self.draft_length.choose(limit)
+            block = self._propose(state, min(chosen, limit))
             verdict = self._verify(state, block)
-            done = self._commit(state, block, verdict)
+            done = self._commit(state, block, verdict, is_pause=chosen == 0 < self.num_draft_tokens)
             self.draft_length.record(verdict.num_accepted)
             return done
         except BaseException:
@@ -112,11 +114,13 @@ class Decoder:
             cache.feed(self.target, state.history[cache.length : -1])
         cache.checkpoint(state.history[:-1])
 
-    def _propose(self, state: DecoderState) -> DeviceBlock:
-        """Up to k proposals; one place of the budget is left for the target's own token."""
+    def _limit(self, state: DecoderState) -> int:
+        """The most proposals that have a place; one of the budget is left for the target's own token."""
         room = self.num_draft_tokens if state.remaining is None else state.remaining - 1
-        limit = min((room, *_rows_until_quantised(state)))
-        budget = min(self.draft_length.choose(limit), limit)
+        return min((room, *_rows_until_quantised(state)))
+
+    def _propose(self, state: DecoderState, budget: int) -> DeviceBlock:
+        """At most so many proposals."""
         block = state.drafter.propose(state.history, None, budget)
         self.draft_length.proposed(len(block))
         if len(block) > budget:
@@ -140,15 +144,19 @@ class Decoder:
         verdict.check(self.vocab_size, NAME, len(state.history) - 1)
         return verdict
 
-    def _commit(self, state: DecoderState, block: DeviceBlock, verdict: RoundReadout) -> Round:
-        """Emit what was decided, up to a stop token, and bring both caches to the new boundary."""
+    def _commit(self, state: DecoderState, block: DeviceBlock, verdict: RoundReadout, is_pause: bool) -> Round:
+        """Emit what was decided, up to a stop token, and bring both caches to the new boundary.
+
+        In a pause a draft model's stays behind, or it would not be one: the next `propose` catches up in one forward.
+        """
         a = verdict.num_accepted
         decided = [*verdict.drafted[:a], verdict.token]
         stop = next((index for index, token in enumerate(decided) if token in self.stop_tokens), a)
         emitted = decided[: stop + 1]
         history = [*state.history, *emitted]
         state.target_cache.commit(self.target, history[:-1])  # of k + 1 new rows len(emitted) stay
-        state.drafter.commit(history)
+        if not is_pause or state.drafter.cache is None:
+            state.drafter.commit(history)
         finish = self._finish(emitted[-1], len(history) - state.prompt_length, state.max_tokens)
         if finish is not None:
             state.drafter.settle(history)

@@ -84,8 +84,8 @@ class AdaptiveLength:
     A round for which the drafter proposes nothing is a plain step, and is not held against it, unless it took long to
     propose nothing (as a draft model with `min_prob` does): then it counts as one proposal that was rejected.
 
-    In pauses a draft model's cache is kept in step all the same, a forward for each token: the floor that is kept is
-    that of `num_draft_tokens=0` with the same drafter. A lookup costs nothing then.
+    In pauses a draft model's cache stays behind; the first round of a probe forwards what it lacks, so that its time is
+    not learnt from.
 
     It learns from every state of its decoder, and like a source of randomness it is shared by their copies.
 
@@ -138,7 +138,8 @@ class AdaptiveLength:
         else:
             self._unchecked += 1
         self.acceptance.observe(max(self._drafted, 1), num_accepted)
-        self.costs.observe(self._drafted, seconds)
+        if not (self._probing and self._tries == 0):
+            self.costs.observe(self._drafted, seconds)
         self._judge(num_accepted)
 
     def best(self, limit: int) -> int:

@@ -37,8 +37,8 @@ def offset_violation(run: Run, point: Point, cache: CacheName, invariant: str) -
         return Violation(invariant, run.case.id, point.round, f"{problem} Show every layer, or declare less.")
     if never_started(run, point):
         return _before_first_boundary(run, point, cache, invariant, layers, expected)
-    allowed = {expected, expected - 1} if cache == "draft" and _may_lag(run, point) else {expected}
-    wrong = [(layer, held) for layer, held in enumerate(layers) if held not in allowed]
+    least = expected - (_lag_allowed(run, point) if cache == "draft" else 0)
+    wrong = [(layer, held) for layer, held in enumerate(layers) if not least <= held <= expected]
     if not wrong:
         return None
     layer, held = wrong[0]
@@ -78,19 +78,22 @@ def _before_first_boundary(
     )
 
 
-def _may_lag(run: Run, point: Point) -> bool:
-    """Whether the last accepted proposal may be missing: a deferred drafter forwards it in the next round.
+def _lag_allowed(run: Run, point: Point) -> int:
+    """How many rows a drafter may be short of, inside a turn or after an exception, which returns to a boundary.
 
-    Only after a full acceptance, and never at an exit but by an exception: that returns to the last boundary.
+    A deferred one of the last accepted proposal after a full acceptance: it forwards that in the next round. Any one of
+    what was emitted in a pause, in rounds in which the engine let it propose nothing.
     """
     at_boundary = point.boundary is not None or run.ending == "abort"
-    done = run.boundaries[point.index].round if run.boundaries and at_boundary else None
-    return (
-        run.capabilities.draft_schedule == "deferred"
-        and done is not None
-        and done.num_accepted == len(done.drafted)
-        and done.finish is None
-    )
+    rounds = run.boundaries[1 : point.index + 1]
+    if not at_boundary or not rounds or rounds[-1].round is None or rounds[-1].round.finish is not None:
+        return 0
+    paused = 0
+    while rounds and rounds[-1].round is not None and rounds[-1].allowed == 0:
+        paused, rounds = paused + len(rounds[-1].round.emitted), rounds[:-1]
+    last = rounds[-1].round if rounds else None
+    is_full = last is not None and last.num_accepted == len(last.drafted)
+    return paused + (run.capabilities.draft_schedule == "deferred" and is_full)
 
 
 def _check(cache: CacheName, run: Run) -> list[Violation]:
@@ -132,7 +135,7 @@ TARGET_CACHE_OFFSET = RunInvariant(
 DRAFT_CACHE_OFFSET = RunInvariant(
     name="draft_cache_offset",
     statement="every drafter layer holds exactly prompt + emitted - 1 rows at every round boundary and after every "
-    "exit (a deferred drafter may be one short inside a turn, after a full acceptance)",
+    "exit (a deferred drafter may be one short inside a turn after a full acceptance, and any in a pause)",
     blind_spot="what the rows hold; and a drafter without a cache, or one that hides it",
     observable=partial(_observable, "draft"),
     applies=partial(_applies, "draft"),

@@ -13,9 +13,9 @@ import pytest
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install 'specproof[mlx]'")
 
 from laws.law_controls import tiny_case  # noqa: E402
-from mlx_decodes import PROMPT, greedy, lookup, make, rounds  # noqa: E402
+from mlx_decodes import PROMPT, assert_at_boundary, greedy, lookup, make, rounds  # noqa: E402
 from mlx_engines import some_cases, violations  # noqa: E402
-from mlx_toys import Failing, InjectedError, Scripted, toy  # noqa: E402
+from mlx_toys import Counting, Failing, InjectedError, Scripted, toy  # noqa: E402
 
 from mlx_impl import AdaptiveLength, Decoder, DraftLength, DraftModel  # noqa: E402
 from mlx_impl.draft_length import FixedLength  # noqa: E402
@@ -24,6 +24,7 @@ from reference.errors import InvalidSetting  # noqa: E402
 from reference.values import SamplingParams  # noqa: E402
 from specproof.adapters.mlx_impl import MlxImplEngine  # noqa: E402
 from specproof.exact_law import TOLERANCE, measure  # noqa: E402
+from specproof.invariants import RUN_INVARIANTS  # noqa: E402
 
 MAX_K = 8
 
@@ -310,6 +311,61 @@ def test_all_invariants_hold_with_an_adaptive_length_in_every_regime():
         pauses += sum(boundary.allowed == 0 for boundary in run.boundaries)
     assert len(lengths) >= 3, lengths
     assert pauses
+
+
+def test_a_drafter_that_lags_is_accused_where_no_pause_is_declared():
+    """The control: the same run, of an engine that does not say what it let the drafter propose."""
+    wrong = set()
+    for case in some_cases(2):
+        _, run = violations(MlxImplEngine("adaptive", decoder_class=Adaptive), case)
+        silent = replace(run, boundaries=tuple(replace(boundary, allowed=None) for boundary in run.boundaries))
+        wrong.update(violation.message for violation in RUN_INVARIANTS["draft_cache_offset"].check(silent))
+    assert any("too few" in message for message in wrong)
+
+
+def test_in_a_pause_a_draft_model_does_nothing_and_catches_up_in_one_forward():
+    class Pausing(FixedLength):
+        """2, then a pause of five rounds, then 2 again."""
+
+        lengths = itertools.chain([2], [0] * 5, itertools.repeat(2))
+
+        def choose(self, limit):
+            return next(self.lengths)
+
+    model = Counting(toy("draft"))
+    decoder, drafter = make("greedy", Pausing(2), draft=model)
+    state = decoder.prefill(PROMPT, drafter, 30)
+    decoder.step(state)
+    drafter.settle(state.history)
+    before = len(model.lengths)
+    for _ in range(5):
+        decoder.step(state)
+    assert len(model.lengths) == before
+    assert drafter.cache.length == state.target_cache.length - 5
+    decoder.step(state)
+    assert model.lengths[before] == 6, "five tokens and the pending one, at once"
+    assert_at_boundary(state)
+    for token in decoder.generate(state):
+        if token.round_index == 7:
+            break
+    assert_at_boundary(state)
+
+
+def test_a_turn_that_ends_in_a_pause_leaves_the_drafter_in_step():
+    class Never(FixedLength):
+        """Always a pause."""
+
+        def choose(self, limit):
+            return 0
+
+    for close_after in (1, 2, 5, None):
+        decoder, drafter = make("greedy", Never(2))
+        state = decoder.prefill(PROMPT, drafter, 6)
+        iterator = decoder.generate(state)
+        taken = list(iterator) if close_after is None else list(itertools.islice(iterator, close_after))
+        iterator.close()
+        assert_at_boundary(state)
+        assert tuple(item.token for item in taken) == greedy(toy("target"), PROMPT, len(taken))
 
 
 def plain_case():
