@@ -18,11 +18,11 @@ class TrimsOneTooFew(Decoder):
         vars(state)["check_rows"] = lambda: None
         return super().step(state)
 
-    def _commit(self, state: DecoderState, block: DeviceBlock, verdict: RoundReadout) -> Round:
+    def _commit(self, state: DecoderState, block: DeviceBlock, verdict: RoundReadout, is_pause: bool) -> Round:
         cache, rejected = state.target_cache, list(verdict.drafted[verdict.num_accepted :])
         right = cache.commit
         vars(cache)["commit"] = lambda model, tokens: right(model, [*tokens, *rejected[:1]])
         try:
-            return super()._commit(state, block, verdict)
+            return super()._commit(state, block, verdict, is_pause)
         finally:
             del vars(cache)["commit"]
