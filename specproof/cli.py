@@ -7,6 +7,7 @@ Exit status: 0 if every check that could be made holds (failures of a peer do no
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,5 +140,7 @@ def _progress(err: Console) -> Iterator[Callable[[auditing.Progress], None]]:
 
 
 def main() -> None:
-    """Entry point of the `specproof` command."""
+    """Entry point of the `specproof` command. An engine may be in a module of the folder that it is called in."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m specproof` has it
     app()

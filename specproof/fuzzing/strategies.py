@@ -73,7 +73,8 @@ def samplings(draw: st.DrawFn, fields: frozenset[str], vocab_size: int, temperat
         "penalty_window": st.integers(0, 6),
         "logit_bias": st.dictionaries(st.integers(0, vocab_size - 1), floats(-2, 2), max_size=2),
     }
-    chosen = draw(st.lists(st.sampled_from(sorted(fields & set(kinds))), max_size=3, unique=True)) if fields else []
+    known = sorted(fields & set(kinds))
+    chosen = draw(st.lists(st.sampled_from(known), max_size=3, unique=True)) if known else []
     warm = temperatures and "temperature" in fields and draw(st.booleans())
     temperature = draw(floats(0.3, 1.5)) if warm else 0.0
     return SamplingParams(temperature=temperature, **{name: draw(kinds[name]) for name in chosen})
