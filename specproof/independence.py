@@ -60,6 +60,10 @@ it, is above a half: used again it always gives the second of the two."""
 JOINT_RULES = ("rejection", "block", "sampler_match")
 
 
+STUCK, MOST_SEEDS, SMALLEST = 1e-6, 64, 1e-300
+"""The chance that a right engine is taken for one that ignores its seed; the most seeds that this may take; log(0)."""
+
+
 @dataclass(frozen=True)
 class Effort:
     """How much to run: seeds to repeat per setting, and long turns, of how many tokens, for the joint laws."""
@@ -138,10 +142,20 @@ def repeats(engine: Engine, case: Case, case_seeds: Sequence[int]) -> list[Viola
                 "the case and its seed alone: keep generators, histories and caches in the turn"
             )
             return [Violation(NAME, case.id, None, message, {"seed": seed})]
-    if len(set(alone.values())) == 1 and len(alone) > 1:
+    if len(set(alone.values())) == 1 and len(alone) > 1 and _is_stuck(engine, case, first, max(alone)):
         message = f"{len(alone)} different seeds give the same output {first}; draw from the seed of the case"
         return [Violation(NAME, case.id, None, message, {"seeds": len(alone)})]
     return []
+
+
+def _is_stuck(engine: Engine, case: Case, output: Tokens, last_seed: int) -> bool:
+    """Whether further seeds give this output too: so many that its probability allows that with a chance of `STUCK`."""
+    distributions = oracle_of(case.target).distributions([*case.prompt, *output], len(case.prompt), case.sampling)
+    log_p = sum(math.log(max(p[token], SMALLEST)) for p, token in zip(distributions, output, strict=False))
+    if log_p * MOST_SEEDS > math.log(STUCK):
+        return False  # nearly certain in any case: equal outputs say nothing
+    further = range(last_seed + 1, last_seed + 1 + math.ceil(math.log(STUCK) / log_p))
+    return all(tuple(engine.start(replace(case, seed=seed % 2**31))) == output for seed in further)
 
 
 def _disturbed(engine: Engine, case: Case) -> Tokens:

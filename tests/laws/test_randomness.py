@@ -12,10 +12,12 @@ from law_controls import FailsLate, PlainSampler, SameSeedAlways
 
 from reference.acceptance import RULES
 from reference.randomness import SeededRandomness
+from reference.values import SamplingParams
 from specproof.adapters.reference import ENGINE
 from specproof.defects import CATALOGUE
 from specproof.engine import Capabilities, Case, Engine
-from specproof.independence import Effort, P, Q, check, joint_law, judge
+from specproof.independence import SETTINGS, TOKENS, Effort, P, Q, check, joint_law, judge, repeats
+from specproof.law_cases import law_case
 from specproof.laws import LAWS
 from specproof.pairs import tiny
 from specproof.results import CheckResult
@@ -59,6 +61,17 @@ def test_random_numbers_that_are_shared_or_used_twice_are_seen(name: str, told: 
 def test_a_seed_that_is_ignored_is_seen():
     result = judge(SameSeedAlways(), tiny(), ["rejection"], 0, SMALL)
     assert "2 different seeds give the same output" in result.violations[0].message
+
+
+def test_equal_outputs_of_different_seeds_are_no_finding_where_the_model_is_nearly_certain():
+    """A found fault: a tiny model that repeats itself was taken for one that ignores its seed."""
+    case = law_case("certain", tiny(), "rejection", 2, SETTINGS[0], (0, 1), TOKENS)
+    certain = replace(case, sampling=SamplingParams(temperature=0.01))
+    for engine in (ENGINE, SameSeedAlways()):
+        assert len({tuple(engine.start(replace(certain, seed=seed))) for seed in range(3)}) == 1
+        assert repeats(engine, certain, [1, 2, 3]) == []
+    assert repeats(ENGINE, case, [1, 2, 3]) == []
+    assert repeats(SameSeedAlways(), case, [1, 2, 3]), "the control"
 
 
 def test_an_engine_that_shows_tokens_only_is_judged_by_its_seeds_only():
