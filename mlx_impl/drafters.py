@@ -250,8 +250,7 @@ class DraftModel:
         missing = tokens[self._cut(tokens, held) :]
         if missing:
             self._feed(missing)
-        self.cache.commit(self.model, tokens)
-        if missing:
+            self.cache.commit(self.model, tokens)
             # Now, though it may be long until someone asks for a proposal: or the rows wait in a graph that grows.
             mx.async_eval([layer.state for layer in self.cache])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import takewhile
 
 from specproof.engine import Capabilities
 from specproof.invariants.base import (
@@ -85,15 +86,14 @@ def _lag_allowed(run: Run, point: Point) -> int:
     what was emitted in a pause, in rounds in which the engine let it propose nothing.
     """
     at_boundary = point.boundary is not None or run.ending == "abort"
-    rounds = run.boundaries[1 : point.index + 1]
-    if not at_boundary or not rounds or rounds[-1].round is None or rounds[-1].round.finish is not None:
+    past = run.boundaries[1 : point.index + 1] if at_boundary else ()
+    if not past or past[-1].round is None or past[-1].round.finish is not None:
         return 0
-    paused = 0
-    while rounds and rounds[-1].round is not None and rounds[-1].allowed == 0:
-        paused, rounds = paused + len(rounds[-1].round.emitted), rounds[:-1]
-    last = rounds[-1].round if rounds else None
-    is_full = last is not None and last.num_accepted == len(last.drafted)
-    return paused + (run.capabilities.draft_schedule == "deferred" and is_full)
+    pause = list(takewhile(lambda boundary: boundary.allowed == 0, reversed(past)))
+    before = run.boundaries[point.index - len(pause)]
+    is_full = before.round is not None and before.round.num_accepted == len(before.round.drafted)
+    owed = 1 if run.capabilities.draft_schedule == "deferred" and is_full else 0
+    return owed + len(past[-1].emitted) - len(before.emitted)
 
 
 def _check(cache: CacheName, run: Run) -> list[Violation]:
