@@ -11,13 +11,13 @@ from typing import Any
 
 
 @contextmanager
-def interrupted_at(line: int, *functions: Callable[..., Any]) -> Iterator[None]:
-    """Raise KeyboardInterrupt before the n-th line that these functions run, and only there."""
-    codes, seen = {function.__code__ for function in functions}, count()
+def _before_lines(functions: tuple[Callable[..., Any], ...], act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` before every line that these functions run."""
+    codes = {function.__code__ for function in functions}
 
     def on_line(frame: FrameType, event: str, argument: object) -> Any:
-        if event == "line" and next(seen) == line:
-            raise KeyboardInterrupt
+        if event == "line":
+            act()
         return on_line
 
     before = sys.gettrace()
@@ -26,3 +26,29 @@ def interrupted_at(line: int, *functions: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
+
+
+@contextmanager
+def interrupted_at(line: int, *functions: Callable[..., Any]) -> Iterator[None]:
+    """Raise KeyboardInterrupt before the n-th line that these functions run, and only there."""
+    seen = count()
+
+    def interrupt() -> None:
+        if next(seen) == line:
+            raise KeyboardInterrupt
+
+    with _before_lines(functions, interrupt):
+        yield
+
+
+def lines_run(call: Callable[[], object], *functions: Callable[..., Any]) -> int:
+    """How many lines of these functions a call runs: what `interrupted_at` may be given for it."""
+    seen = 0
+
+    def one_more() -> None:
+        nonlocal seen
+        seen += 1
+
+    with _before_lines(functions, one_more):
+        call()
+    return seen

@@ -5,9 +5,9 @@ import pytest
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install 'specproof[mlx]'")
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed; pip install 'specproof[mlx-lm]'")
 
-from functools import cache  # noqa: E402
+from functools import cache, partial  # noqa: E402
 
-from interrupts import interrupted_at  # noqa: E402
+from interrupts import interrupted_at, lines_run  # noqa: E402
 from mlx_lm.models.cache import ArraysCache, CacheList, ConcatenateKVCache  # noqa: E402
 from mlx_lm.models.cache import RotatingKVCache as MlxLmRotatingKVCache  # noqa: E402
 from mlx_toys import GREEDY, InjectedError  # noqa: E402
@@ -147,9 +147,10 @@ def test_an_interrupt_of_a_round_leaves_both_caches_where_the_turn_goes_on(name)
     assert interrupts(name, 13, OF_A_ROUND, step) > 4
 
 
-def interrupted_ways_back(monkeypatch, name, act, first=60, stride=5):
-    """As `interrupts`, but the way back from an interrupt at line `first` is interrupted, too."""
+def interrupted_ways_back(monkeypatch, name, act, stride=5):
+    """As `interrupts`, but of an interrupt late in the action, whose way back is interrupted, too."""
     way_back = DecoderState.roll_back
+    late = lines_run(partial(act, *begun_and_read(name, 3)), *OF_A_ROUND) * 3 // 4
     for line in range(0, 10_000, stride):
         decoder, state, iterator = begun_and_read(name, 3)
         came = []
@@ -164,7 +165,7 @@ def interrupted_ways_back(monkeypatch, name, act, first=60, stride=5):
                 raise
 
         monkeypatch.setattr(DecoderState, "roll_back", roll_back)
-        with pytest.raises(KeyboardInterrupt), interrupted_at(first, *OF_A_ROUND):
+        with pytest.raises(KeyboardInterrupt), interrupted_at(late, *OF_A_ROUND):
             act(decoder, state, iterator)
         assert DecoderState.roll_back is way_back  # the first interrupt came
         tokens(decoder, state)
