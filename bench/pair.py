@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from timing import RESULTS, machine  # first: it loads the BLAS that the environment names
 
-from pair_costs import Costs, Meter, bandwidth, weight_bytes
+from memory_roof import bandwidth, weight_bytes
+from pair_costs import Costs, Meter
 from pair_picture import Curve, draw
 from pair_ways import MOST, Decoded, Job, Way, load, ways
 from specproof.held_out import held_out_prompts

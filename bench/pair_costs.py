@@ -1,28 +1,22 @@
-"""What the steps of a round cost by themselves, and how fast memory is: what a prediction of speed starts from."""
+"""What the steps of a round cost by themselves: what a prediction of speed starts from."""
 
 # ruff: noqa: I001
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from pair_ways import MOST, Models  # first: it loads the BLAS that the environment names
 
 import mlx.core as mx
-import numpy as np
-from mlx.utils import tree_flatten
 
 from mlx_impl.cache import make_cache
 
 CHAIN = 4
 """Draft steps that are timed together: in a round, too, one follows the other and the host waits once."""
-FLOATS = 2**26
-"""Of the array that is read to measure the bandwidth: 256 MiB, more than any cache holds."""
 
 
 @dataclass(frozen=True)
@@ -109,20 +103,3 @@ def _chained_seconds(model: Any, cache: Sequence[Any]) -> float:
     for layer in cache:
         layer.trim(CHAIN)
     return seconds / CHAIN
-
-
-def weight_bytes(model: Any) -> int:
-    """What a forward must read: every weight once (the embedding is the head, too)."""
-    return sum(weight.nbytes for _, weight in tree_flatten(model.parameters()))
-
-
-def bandwidth(repeats: int = 7) -> float:
-    """Bytes per second that this machine reads: the best of some sums of squares, by one thread for each core."""
-    parts = np.array_split(np.ones(FLOATS, dtype=np.float32), os.cpu_count() or 1)
-    best = float("inf")
-    with ThreadPoolExecutor(len(parts)) as threads:
-        for _ in range(repeats):
-            start = time.perf_counter()
-            list(threads.map(lambda part: np.dot(part, part), parts))
-            best = min(best, time.perf_counter() - start)
-    return 4 * FLOATS / best

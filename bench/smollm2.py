@@ -1,6 +1,6 @@
 """Speed of `mlx_impl` on SmolLM2-135M-Instruct in float32, against plain decoding in the same process.
 
-    SPECPROOF_BLAS=openblas python bench/smollm2.py        (about ten minutes on two cores)
+    SPECPROOF_BLAS=openblas python bench/smollm2.py        (about twenty minutes on two cores)
 
 Prints tables, and writes them to bench/results/smollm2.md. What is timed is decoding alone: all ways begin with copies
 of one state behind the prompt, whose time has a line of its own, and emit the same number of tokens. Ways take turns;
@@ -11,32 +11,30 @@ the output says which was in use.
 """
 
 # ruff: noqa: I001
-# mypy: allow-untyped-calls
-# (mlx-lm carries no annotations)
 from __future__ import annotations
 
 import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from timing import RESULTS, Timed, machine, ratio  # first: it loads the BLAS that the environment names
 
 import mlx.core as mx
-from mlx_lm.generate import speculative_generate_step
-from mlx_lm.sample_utils import make_sampler
 
 import mlx_impl
-from mlx_impl import AdaptiveLength, Decoder, DecoderState, DeviceBlock, DraftModel, KeyedRandomness, PromptLookup
-from mlx_impl.drafters import Drafter
+from memory_roof import bandwidth, weight_bytes
+from mlx_impl import Decoder, DecoderState, DeviceBlock, DraftModel, KeyedRandomness, PromptLookup
 from mlx_impl.models import in_float32
 from mlx_impl.sampling import point_masses
 from mlx_impl.smollm2 import find
 from mlx_impl.statistics import Statistics
 from reference.values import SamplingParams
+from smollm2_ways import (
+    ADAPTIVE, ALONE, FIXED, ITSELF, MLX_LM, PLAIN, ROWS, SOME, Run, Start, Way, bare, by_rows, decoder_of, rows_of,
+)  # fmt: skip
 
 PASSAGE = (
     "The harbour was quiet before sunrise. Four boats lay at the northern pier, their nets folded and dry, and the old "
@@ -50,128 +48,6 @@ PROSE = "Write a short story about a lighthouse keeper who finds a strange lette
 CONTEXTS = (128, 512, 1024, 2048, 4096)
 K = 4
 """Of the rounds whose cost is measured behind contexts."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where all ways of a table begin: behind a prompt.
-
-    Attributes:
-        model: target, and drafter where there is a draft model.
-        state: it has emitted one token, and has a budget of so many more as each way is to decode.
-        sampling: of all ways.
-        seconds: that the prompt took, and the first token.
-    """
-
-    model: Any
-    state: DecoderState
-    sampling: SamplingParams
-    seconds: float
-
-    @classmethod
-    def behind(cls, model: Any, prompt: Sequence[int], tokens: int, temperature: float, drafter: Drafter) -> Start:
-        """Forward the prompt."""
-        sampling = SamplingParams(temperature=temperature)
-        began = time.perf_counter()
-        state = decoder_of(model, sampling, 0).prefill(prompt, drafter, tokens + 1)
-        return cls(model, state, sampling, time.perf_counter() - began)
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run of a way: how long it took to decode so many tokens, and what was drafted where that is known."""
-
-    seconds: float
-    tokens: int
-    drafted: Statistics | None = None
-
-
-Way = Callable[[Start], Run]
-
-
-def decoder_of(model: Any, sampling: SamplingParams, k: Any) -> Decoder:
-    """Equal draws in all ways: by `coupled` they depend on seed and position alone."""
-    rule = "coupled" if sampling.temperature > 0 else None
-    return Decoder(model, sampling=sampling, rule=rule, randomness=KeyedRandomness(0), num_draft_tokens=k)
-
-
-def ours(k: Callable[[], Any]) -> Way:
-    """Our loop, with the drafter of the state."""
-
-    def run(start: Start) -> Run:
-        decoder, state = decoder_of(start.model, start.sampling, k()), start.state.copy()
-        began = time.perf_counter()
-        for _ in decoder.generate(state):
-            pass
-        return Run(time.perf_counter() - began, len(state.emitted) - 1, state.statistics)
-
-    return run
-
-
-def bare(start: Start) -> Run:
-    """The least that plain greedy decoding can do with this model: a forward and an argmax for each token."""
-    state = start.state.copy()
-    began = time.perf_counter()
-    token = mx.array(state.history[-1:])
-    for _ in range(tokens := state.max_tokens - 1):
-        token = mx.argmax(start.model(token[None], cache=state.target_cache.layers)[0, -1:], axis=-1)
-        mx.eval(token)
-    return Run(time.perf_counter() - began, tokens)
-
-
-def without_drafter(start: Start) -> Run:
-    """Plain decoding, and no draft model's cache to be kept in step."""
-    lookup = PromptLookup(decoder_of(start.model, start.sampling, 0).vocab_size)
-    return ours(lambda: 0)(replace(start, state=replace(start.state, drafter=lookup)))
-
-
-def rows_of(model: Any) -> Any:
-    """The model with its matrices laid out by rows, as files have them. Changes it."""
-    for module in model.modules():
-        weight = module.get("weight")
-        if weight is not None and weight.ndim == 2:
-            module.weight = mx.contiguous(weight)
-            mx.eval(module.weight)
-    return model
-
-
-def by_rows(model: Any) -> Way:
-    """Plain decoding with a twin of the model whose matrices lie by rows."""
-    plain = ours(lambda: 0)
-    return lambda start: plain(replace(start, model=model))
-
-
-def mlx_lms(k: int) -> Way:
-    """mlx-lm's speculative decoding, on copies of the caches of target and drafter."""
-
-    def run(start: Start) -> Run:
-        state = start.state.copy()
-        assert state.drafter.cache is not None
-        mx.random.seed(0)
-        began = time.perf_counter()
-        emitted = speculative_generate_step(
-            mx.array(state.history[-1:]),
-            start.model,
-            start.model,
-            num_draft_tokens=k,
-            max_tokens=state.max_tokens - 1,
-            sampler=make_sampler(temp=start.sampling.temperature),
-            prompt_cache=[*state.target_cache.layers, *state.drafter.cache.layers],
-        )
-        tokens = sum(1 for _ in emitted)
-        return Run(time.perf_counter() - began, tokens)
-
-    return run
-
-
-PLAIN = {"plain": ours(lambda: 0)}
-BARE: dict[str, Way] = {"bare loop": bare}
-FIXED = {f"lookup, k = {k}": ours(partial(int, k)) for k in range(1, 9)}
-ADAPTIVE = {"lookup, adaptive": ours(lambda: AdaptiveLength(8))}
-SOME = {name: FIXED[name] for name in ("lookup, k = 4", "lookup, k = 8")}
-ALONE: dict[str, Way] = {"plain": without_drafter}
-ITSELF = {f"itself, k = {k}": ours(partial(int, k)) for k in (1, 2, 4, 8)}
-MLX_LM = {f"mlx-lm, itself, k = {k}": mlx_lms(k) for k in (1, 2, 4, 8)}
 
 
 @dataclass(frozen=True)
@@ -217,6 +93,19 @@ def table(title: str, start: Start, ways: Mapping[str, Way], repeats: int) -> It
     yield f"\nPrefill, once: {prompt} tokens in {start.seconds:.1f} s, which is not in the table.\n"
     yield "| way | tokens/s | times plain decoding | tokens a round |\n|---|---|---|---|"
     yield from (f"| {name} | {result.cell(results['plain'])}" for name, result in results.items())
+    if (rows := results.get(ROWS)) is not None and (fixed := results.get("lookup, k = 4")) is not None:
+        middle, low, high = ratio(fixed.timed, rows.timed)
+        yield f"\nLookup, k = 4: {middle:.2f} ({low:.2f} to {high:.2f}) times plain decoding with matrices by rows."
+    yield f"\n{roof(start.model, results['plain'].timed)}"
+
+
+def roof(model: Any, plain: Timed) -> str:
+    """Plain decoding against what memory allows."""
+    read, speed = weight_bytes(model), bandwidth()
+    return (
+        f"Memory: {read / 1e6:.0f} MB of weights a token at {speed / 1e9:.1f} GB/s allow {speed / read:.1f} tokens/s; "
+        f"plain decoding reaches {plain.per_second * read / speed:.2f} of that."
+    )
 
 
 class FourTokens(PromptLookup):
@@ -274,7 +163,7 @@ def costs(decoder: Decoder, state: DecoderState, rounds: int) -> Iterator[tuple[
 def tables(model: Any, rows_model: Any, prompts: Mapping[str, list[int]], tokens: int, repeats: int) -> Iterator[str]:
     """Everything, line by line as it comes."""
     size = decoder_of(model, SamplingParams(temperature=0.0), 0).vocab_size
-    bases = {"plain, matrices by rows": by_rows(rows_model), "bare loop": bare} | PLAIN
+    bases = {ROWS: by_rows(rows_model), "bare loop": bare} | PLAIN
     for temperature in (0.0, 0.7, 1.0):
         start = Start.behind(model, prompts["copying"], tokens, temperature, PromptLookup(size))
         yield from table("Copying", start, (PLAIN if temperature else bases) | FIXED | ADAPTIVE, repeats)
@@ -293,7 +182,7 @@ def main() -> None:
     """Print and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="turns")
-    parser.add_argument("--tokens", type=int, default=48, metavar="N", help="that each way decodes")
+    parser.add_argument("--tokens", type=int, default=60, metavar="N", help="that each way decodes")
     arguments = parser.parse_args()
     lines = [f"`python bench/smollm2.py --repeats {arguments.repeats} --tokens {arguments.tokens}`: {machine()}."]
     loaded, twin = mlx_impl.load(find()), mlx_impl.load(find())
