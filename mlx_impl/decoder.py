@@ -32,7 +32,7 @@ from mlx_impl.sampling import LogitsProcessor, Sampler, check_rows, distribution
 from mlx_impl.state import UNLIMITED, DecoderState
 from mlx_impl.statistics import print_if_asked
 from reference.errors import CacheLengthError, DecodingFault, EmptyPrompt, InvalidSetting
-from reference.values import Finish, GeneratedToken, Round, SamplingParams
+from reference.values import Finish, GeneratedToken, Round, SamplingParams, log_probability
 
 __all__ = ["Decoder", "DecoderState"]
 
@@ -160,10 +160,13 @@ class Decoder:
         finish = self._finish(emitted[-1], len(history) - state.prompt_length, state.max_tokens)
         if finish is not None:
             state.drafter.settle(history)
-        tokens = [GeneratedToken(token, index < a, state.num_rounds) for index, token in enumerate(emitted)]
         done = Round(drafted=tuple(verdict.drafted), num_accepted=a, emitted=tuple(emitted), finish=finish)
-        if isinstance(self.sampling, SamplingParams):  # nobody knows the probabilities that an opaque sampler draws by
+        figures: Sequence[float | None] = [None] * len(emitted)
+        if self._knows_probabilities:
             done = verdict.with_figures(done)
+            figures = done.log_probabilities
+        decided_upon = enumerate(zip(emitted, figures, strict=True))
+        tokens = [GeneratedToken(token, i < a, state.num_rounds, figure) for i, (token, figure) in decided_upon]
         state.record(tokens, block, done)
         return done
 
@@ -203,10 +206,10 @@ class Decoder:
                 if prompt[kept:-1]:
                     cache.feed(self.target, prompt[kept:-1])
             else:
-                token = self._first_token(state, prompt[kept:])
-                state.history = [*prompt, token]
-                state.tokens = [GeneratedToken(token, from_draft=False, round_index=-1)]
-                state.finish = self._finish(token, 1, max_tokens)
+                first = self._first_token(state, prompt[kept:])
+                state.history = [*prompt, first.token]
+                state.tokens = [first]
+                state.finish = self._finish(first.token, 1, max_tokens)
             cache.commit(self.target, state.history[:-1])
             drafter.settle(state.history)
         except BaseException:
@@ -258,16 +261,17 @@ class Decoder:
                     f"prompt's; {advice}"
                 )
 
-    def _first_token(self, state: DecoderState, tokens: Sequence[int]) -> int:
+    def _first_token(self, state: DecoderState, tokens: Sequence[int]) -> GeneratedToken:
         """Forward the rest of the prompt, and draw the token after it."""
         logits = state.target_cache.feed(self.target, tokens)  # [1, V]
         p = distributions(logits, self.sampling, self._context(state, state.block), self.processors)
         # A block of no proposals: the rule makes a plain draw from p.
         none = state.block
         _, drawn = self.rule.decide(p, none.probabilities, none.tokens, self.randomness, len(state.history))
-        token, faults = read(drawn, row_faults(logits, p))
+        token, mass, faults = read(drawn, p[0, drawn], row_faults(logits, p))
         check_rows(faults, NAME, len(state.history) - 1)
-        return int(token)
+        figure = log_probability(mass) if self._knows_probabilities else None
+        return GeneratedToken(token, from_draft=False, round_index=-1, log_probability=figure)
 
     def generate(self, state: DecoderState) -> Generator[GeneratedToken]:
         """Hand out the tokens not delivered yet, and decode on until the turn ends.
@@ -294,6 +298,11 @@ class Decoder:
                 state.take_back_undelivered(self.target)
             finally:
                 print_if_asked(state.rounds)
+
+    @property
+    def _knows_probabilities(self) -> bool:
+        """Nobody knows those that an opaque sampler draws by."""
+        return isinstance(self.sampling, SamplingParams)
 
     def _context(self, state: DecoderState, block: DeviceBlock) -> mx.array | None:
         """History and proposals on the device, where penalties or processors ask for them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from mlx_impl.drafters import DeviceBlock
 from mlx_impl.forward import check_tokens
 from mlx_impl.sampling import check_rows
 from reference.errors import DishonestDraft
-from reference.values import Round
+from reference.values import Round, log_probability
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class RoundReadout:
             q=tuple(self.q),
             sum_min=tuple(self.sum_min[:tested]),
             sum_prod=tuple(self.sum_prod[:tested]),
-            log_probabilities=tuple(math.log(p) if p > 0 else -math.inf for p in of_decided[: len(done.emitted)]),
+            log_probabilities=tuple(log_probability(p) for p in of_decided[: len(done.emitted)]),
         )
 
 

@@ -6,7 +6,6 @@ kind of end, both caches hold exactly the committed tokens, that is the history 
 What is proposed, and what is accepted, it leaves to the drafter and the acceptance rule.
 """
 
-import math
 from collections.abc import Generator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Self
@@ -20,7 +19,16 @@ from reference.errors import CacheLengthError, DecodingFault, EmptyPrompt, Inval
 from reference.randomness import Randomness
 from reference.sampling import LogitsProcessor, next_distribution
 from reference.transformer import Activations, LanguageModel, advance, check_tokens
-from reference.values import DraftBlock, Finish, Floats, GeneratedToken, Round, SamplingParams, checked_integer
+from reference.values import (
+    DraftBlock,
+    Finish,
+    Floats,
+    GeneratedToken,
+    Round,
+    SamplingParams,
+    checked_integer,
+    log_probability,
+)
 
 
 @dataclass
@@ -64,7 +72,8 @@ class DecoderState:
 
     def record(self, round_: Round, block: DraftBlock, hidden: Floats) -> None:
         """A round stands. One call sets all, which no signal can interrupt half-way: the history names a boundary."""
-        fresh = [GeneratedToken(t, i < round_.num_accepted, self.num_rounds) for i, t in enumerate(round_.emitted)]
+        a, figures = round_.num_accepted, zip(round_.emitted, round_.log_probabilities, strict=True)
+        fresh = [GeneratedToken(t, i < a, self.num_rounds, figure) for i, (t, figure) in enumerate(figures)]
         vars(self).update(
             history=[*self.history, *round_.emitted], tokens=[*self.tokens, *fresh], block=block,
             target_hidden=hidden[: len(round_.emitted)], finish=round_.finish, num_rounds=self.num_rounds + 1,
@@ -176,7 +185,7 @@ class Decoder:
             q=tuple(float(q[i][token]) for i, token in enumerate(drafted)),
             sum_min=tuple(float(np.minimum(p_i, q_i).sum()) for p_i, q_i in tested),
             sum_prod=tuple(float((p_i * q_i).sum()) for p_i, q_i in tested),
-            log_probabilities=tuple(math.log(p[i][t]) if p[i][t] > 0 else -math.inf for i, t in enumerate(emitted)),
+            log_probabilities=tuple(log_probability(float(p[i][t])) for i, t in enumerate(emitted)),
             finish=self._finish(emitted[-1], len(state.emitted) + len(emitted), state.max_tokens),
         )  # fmt: skip
 
@@ -215,7 +224,7 @@ class Decoder:
             p = self._distribution(activations, -1, prompt)
             # A round without proposals: the rule makes a plain draw from p.
             token = self.acceptance.decide([p], [], [], self.randomness, len(prompt)).token
-            history, tokens = [*prompt, token], [GeneratedToken(token, from_draft=False, round_index=-1)]
+            history, tokens = [*prompt, token], [GeneratedToken(token, False, -1, log_probability(float(p[token])))]
             drafter.settle(history)
             hidden, finish = activations.hidden, self._finish(token, 1, max_tokens)
             return DecoderState(history, len(prompt), max_tokens, cache, drafter, hidden, tokens, finish=finish)

@@ -167,6 +167,11 @@ class Round:
         return self.num_accepted + 1 - len(self.emitted)
 
 
+def log_probability(p: float) -> float:
+    """The natural logarithm; minus infinity of 0."""
+    return math.log(p) if p > 0 else -math.inf
+
+
 @dataclass(frozen=True)
 class GeneratedToken:
     """One token as `generate` hands it out."""
@@ -174,3 +179,4 @@ class GeneratedToken:
     token: int
     from_draft: bool  # whether it was proposed by the drafter and accepted
     round_index: int  # the round that emitted it, from 0; -1 for the token drawn by prefill
+    log_probability: float | None = None  # log p, by the p of plain decoding there; None: nobody knows p

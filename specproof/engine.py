@@ -123,7 +123,7 @@ class Capabilities:
         architecture: what it makes of the weights of a checkpoint, by its name in `specproof.architectures`: the oracle
             does the same, without a cache.
         block_tables: its caches are paged, and it shows their tables.
-        log_probabilities: it shows the log-probability of every token that a round emitted.
+        log_probabilities: it shows the log-probability of every token that prefill or a round emitted.
         injectable_uniforms: the uniforms in [0, 1) that its coins and draws are made from can be given to it
             (`UniformEngine`).
         refusals: bad inputs that it can be given, and must refuse: names of `specproof.bad_input.PROBES`.
@@ -207,8 +207,8 @@ class Boundary:
         contexts: the token sequences that the target's logits processors saw in that round (in the first
             boundary: in prefill), in order; None: cannot be seen.
         observation: the caches, here.
-        log_probabilities: log p of each token that the round emitted, p being what plain decoding draws it from, after
-            temperature, penalties and truncation; None: cannot be seen.
+        log_probabilities: log p of each token that the round (in the first boundary: prefill) emitted, p being what
+            plain decoding draws it from, after temperature, penalties and truncation; None: cannot be seen.
         allowed: the most proposals that the engine let the drafter make in that round, where it chooses that for each
             round: 0 in a pause. None: it does not say, and k and the budget alone limit a round.
         proposer: the kind of drafter that made the round's proposals, where several take turns; None: the case's.

@@ -61,9 +61,9 @@ class DecoderSession(ABC):
     def distributions(self, state: Any) -> tuple[DraftDistribution, ...]:
         """The q of the last round's proposals."""
 
-    def log_probabilities(self, done: Round | None) -> tuple[float, ...] | None:
-        """Those of the tokens that a round emitted, where the decoder reports them."""
-        return None
+    def log_probabilities(self, state: Any, done: Round | None) -> tuple[float, ...] | None:
+        """Those of the tokens that prefill or a round emitted, where the decoder reports them."""
+        return tuple(item.log_probability for item in state.tokens) if done is None else done.log_probabilities
 
     def allowed(self) -> int | None:
         """The most proposals that the last round might draft, where the decoder chooses that for each round."""
@@ -104,7 +104,7 @@ class DecoderSession(ABC):
                 observation=self.observe(),
                 draft_distributions=None if done is None else self.distributions(state),
                 contexts=contexts if self._shows_contexts else None,
-                log_probabilities=self.log_probabilities(done),
+                log_probabilities=self.log_probabilities(state, done),
                 allowed=None if done is None else self.allowed(),
                 proposer=None if done is None else self.proposer(),
             )

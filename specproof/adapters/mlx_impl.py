@@ -28,7 +28,7 @@ from mlx_impl.prompt_lookup import PromptLookup
 from mlx_impl.randomness import KeyedRandomness, Randomness
 from mlx_impl.transformer import Transformer, load
 from reference.errors import InvalidSetting
-from reference.values import DraftDistribution, Round, SamplingParams
+from reference.values import DraftDistribution, SamplingParams
 from specproof.adapters.decoder_sessions import (
     DecoderExactSession,
     DecoderSession,
@@ -62,10 +62,6 @@ class MlxImplSession(DecoderSession):
     def distributions(self, state: DecoderState) -> tuple[DraftDistribution, ...]:
         """The q of the last round's proposals, from the device."""
         return tuple(DraftDistribution.from_dense(q) for q in np.array(state.block.probabilities).astype(np.float64))
-
-    def log_probabilities(self, done: Round | None) -> tuple[float, ...] | None:
-        """As the round reports them."""
-        return None if done is None else done.log_probabilities
 
     def allowed(self) -> int | None:
         """What the decoder's draft length chose; None for a fixed one, which never pauses."""

@@ -16,7 +16,7 @@ from reference.cache import KVCache, LayerCache
 from reference.decoder import DecoderState
 from reference.parts.paged import BLOCK_SIZE, PagedCache
 from reference.transformer import Activations, LanguageModel, Transformer
-from reference.values import DraftDistribution, Round
+from reference.values import DraftDistribution
 from specproof.adapters.decoder_sessions import DecoderExactSession, DecoderSession
 from specproof.architectures import architecture, load_model
 from specproof.engine import BlockTable, CacheRows, ModelSpec, Observation
@@ -193,10 +193,6 @@ class ReferenceSession(DecoderSession):
     def distributions(self, state: DecoderState) -> tuple[DraftDistribution, ...]:
         """The q of the last round's proposals."""
         return state.block.distributions
-
-    def log_probabilities(self, done: Round | None) -> tuple[float, ...] | None:
-        """As the round reports them."""
-        return None if done is None else done.log_probabilities
 
 
 class LeanReferenceSession(ReferenceSession):

@@ -70,8 +70,10 @@ class FlushesBlock(Decoder):
         self, state: DecoderState, block: DraftBlock, p: list[Floats], q: list[Floats], verdict: Verdict
     ) -> Round:
         done = super()._report(state, block, p, q, verdict)
-        whole = (*block.tokens[: verdict.num_accepted], verdict.token)
-        return replace(done, emitted=whole) if done.finish == "stop" else done
+        if done.finish != "stop":
+            return done
+        whole = Decoder._report(replace(self, stop_tokens=frozenset()), state, block, p, q, verdict)
+        return replace(whole, finish=done.finish)
 
 
 class ProposesBeyondBudget(PromptLookup):

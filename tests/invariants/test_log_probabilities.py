@@ -56,6 +56,18 @@ def test_log_probabilities_name_token_place_and_both_figures() -> None:
     assert found[0].round is not None
 
 
+def test_the_figure_of_the_token_that_prefill_draws_is_judged_too() -> None:
+    """It belongs to no round, and is the only token of a turn whose budget is 1."""
+    run = run_case(ENGINE, case_named(WARM))
+    first, *rest = run.boundaries
+    assert first.log_probabilities is not None
+    wrong = replace(first, log_probabilities=(first.log_probabilities[0] - 0.5,))
+    (found,) = violations("log_probabilities", replace(run, boundaries=(wrong, *rest)))
+    assert found.round is None
+    assert "emitted at place 0 of the block, is reported as " in found.message
+    assert "(prefill, " in found.message
+
+
 def test_a_missing_figure_is_a_violation() -> None:
     run = run_case(ENGINE, case_named(WARM))
     first, second, *rest = run.boundaries
