@@ -11,8 +11,11 @@ from typing import Any
 import mlx.core as mx
 
 from reference.errors import CacheLengthError, InvalidSetting
+from reference.values import checked_integer
 
 State = tuple[mx.array | None, mx.array | None, int]
+KEPT = 4
+"""First rows that a cache of bounded size never gives up, as in mlx-lm."""
 
 
 class KVCache:
@@ -125,13 +128,18 @@ def make_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
         max_kv_size: rows that a layer keeps, the first four among them, as in mlx-lm's `make_prompt_cache`; None: all.
             It says nothing to a model that needs other caches than full ones in some layer. (mlx-lm itself passes over
             it for every model that makes its own caches, which llamas do by now.) Takes mlx-lm.
+
+    Raises:
+        InvalidSetting: a size with no room for another row than those first four.
     """
+    if max_kv_size is not None:
+        max_kv_size = checked_integer("max_kv_size", max_kv_size, KEPT + 1, f"; the first {KEPT} rows are always kept")
     layers = list(model.make_cache()) if hasattr(model, "make_cache") else [KVCache() for _ in model.layers]
     if max_kv_size is None or any(type(layer).__name__ != KVCache.__name__ for layer in layers):
         return layers
     from mlx_impl.rotating import RotatingKVCache  # behind an extra
 
-    return [RotatingKVCache(max_size=max_kv_size, keep=4) for _ in layers]  # type: ignore[no-untyped-call]
+    return [RotatingKVCache(max_size=max_kv_size, keep=KEPT) for _ in layers]  # type: ignore[no-untyped-call]
 
 
 def offsets(cache: Sequence[Any]) -> tuple[int, ...]:

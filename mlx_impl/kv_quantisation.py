@@ -8,6 +8,10 @@ from typing import Any
 
 from mlx_impl.layers import kind_of
 from reference.errors import InvalidSetting
+from reference.values import checked_integer
+
+BITS = (2, 3, 4, 5, 6, 8)
+GROUP_SIZES = (32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -17,11 +21,20 @@ class KVQuantisation:
     Attributes:
         bits, group_size: of `mlx.core.quantize`.
         start: tokens from which on a cache is quantised.
+
+    Raises:
+        InvalidSetting: values that MLX does not know.
     """
 
     bits: int
     group_size: int = 64
     start: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (("bits", self.bits, BITS), ("group_size", self.group_size, GROUP_SIZES)):
+            if value not in allowed:
+                raise InvalidSetting(f"{name} is {value}; MLX quantises with {', '.join(map(str, allowed))}")
+        checked_integer("start", self.start, 0)
 
     def check(self, layers: Sequence[Any], name: str) -> None:
         """Refuse caches that cannot be quantised.
@@ -37,8 +50,20 @@ class KVQuantisation:
                 )
 
     def of(self, layers: Sequence[Any]) -> list[Any]:
-        """The caches with quantised ones in the places of those that are not; the old ones stay as they are."""
-        return [
-            layer.to_quantized(group_size=self.group_size, bits=self.bits) if hasattr(layer, "to_quantized") else layer
-            for layer in layers
-        ]
+        """The caches with quantised ones in the places of those that are not; the old ones stay as they are.
+
+        Raises:
+            InvalidSetting: a row is no whole number of groups.
+        """
+        try:
+            return [
+                layer.to_quantized(group_size=self.group_size, bits=self.bits)
+                if hasattr(layer, "to_quantized")
+                else layer
+                for layer in layers
+            ]
+        except ValueError as error:
+            raise InvalidSetting(
+                f"rows cannot be quantised in groups of {self.group_size} ({error}); give a group_size that divides "
+                "the size of a head"
+            ) from error

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from reference.errors import DecodingFault, InvalidInput, InvalidSetting, MissingExtra
 from reference.values import SamplingParams
-from specproof.generation.settings import DEFAULT_K, Settings, number_of_proposals, read_prompt
+from specproof.generation.settings import DEFAULT_K, CacheSettings, Settings, number_of_proposals, read_prompt
 from specproof.terminal import EXIT_FAILS, EXIT_INTERRUPTED, EXIT_WRONG_CALL, console
 
 if TYPE_CHECKING:
@@ -52,6 +52,19 @@ def generate(
     top_p: Annotated[float, typer.Option(help="1 keeps all tokens.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="0 keeps all tokens.")] = 0,
     min_p: Annotated[float, typer.Option(help="0 keeps all tokens.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Divides logits of tokens seen before. 1: none.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="Taken from logits of tokens seen before.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="The same, once for each time.")] = 0.0,
+    penalty_window: Annotated[int, typer.Option(help="So many last tokens count as seen. 0: all.")] = 0,
+    min_prob: Annotated[
+        float, typer.Option(help="--draft proposes no token of less probability, and none behind it. 0: all.")
+    ] = 0.0,
+    max_kv_size: Annotated[
+        int | None, typer.Option(metavar="N", help="Keep the first 4 rows of a cache and the last ones, N in all.")
+    ] = None,
+    kv_bits: Annotated[int | None, typer.Option(metavar="BITS", help="Quantise the rows of caches.")] = None,
+    kv_group_size: Annotated[int, typer.Option(help="Numbers that --kv-bits quantises together.")] = 64,
+    quantized_kv_start: Annotated[int, typer.Option(help="Tokens from which on --kv-bits quantises.")] = 0,
     seed: Annotated[int, typer.Option(help="Of all random choices.")] = 0,
     max_tokens: Annotated[int, typer.Option(help="-1: no limit but a stop token or string.")] = 256,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="None: standard input is read.")] = None,
@@ -76,13 +89,28 @@ def generate(
         drafts = lookup or draft is not None
         if compare and not drafts:
             raise InvalidSetting("--compare has plain decoding on both sides; give --draft or --lookup")
+        if min_prob and draft is None:
+            raise InvalidSetting(
+                f"--min-prob is {min_prob}, and there is no draft model; give --draft, or leave it out"
+            )
         settings = Settings(
             model=model,
             draft=draft,
             lookup=lookup,
             rule=rule,
             k=number_of_proposals(k, drafts),
-            sampling=SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p),
+            sampling=SamplingParams(
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                repetition_penalty,
+                presence_penalty,
+                frequency_penalty,
+                penalty_window,
+            ),
+            min_prob=min_prob,
+            caches=CacheSettings(max_kv_size, kv_bits, kv_group_size, quantized_kv_start),
             seed=seed,
             max_tokens=max_tokens,
             prompt=read_prompt(prompt, prompt_file, sys.stdin.buffer),

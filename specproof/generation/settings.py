@@ -13,6 +13,23 @@ DEFAULT_K = 4
 
 
 @dataclass(frozen=True)
+class CacheSettings:
+    """What the caches of target and drafter keep.
+
+    Attributes:
+        max_kv_size: rows of a layer, the first four among them; None: all.
+        kv_bits: those of a number in a quantised row; None: rows are not quantised.
+        kv_group_size: numbers that are quantised together.
+        quantized_kv_start: tokens from which on a cache is quantised.
+    """
+
+    max_kv_size: int | None = None
+    kv_bits: int | None = None
+    kv_group_size: int = 64
+    quantized_kv_start: int = 0
+
+
+@dataclass(frozen=True)
 class Settings:
     """One generation.
 
@@ -23,6 +40,8 @@ class Settings:
         rule: acceptance rule; None: the decoder's choice.
         k: most proposals in a round; None: chosen from round to round.
         sampling: of target and drafter.
+        min_prob: the draft model proposes no token of less probability.
+        caches: of target and drafter.
         seed: of all random choices.
         max_tokens: -1 for no limit.
         prompt: as text.
@@ -37,6 +56,8 @@ class Settings:
     rule: str | None
     k: int | None
     sampling: SamplingParams
+    min_prob: float
+    caches: CacheSettings
     seed: int
     max_tokens: int
     prompt: str

