@@ -136,6 +136,8 @@ def _match(own: mx.array, drafted: mx.array) -> Decision:
 
 def _leading(accepted: mx.array) -> mx.array:
     """How many come before the first False: bool [k] -> int32 []."""
+    if not accepted.size:
+        return mx.array(0)  # so that what leads to the coins of a plain step is never computed
     return mx.sum(mx.cumprod(accepted.astype(mx.int32)))
 
 
@@ -171,4 +173,4 @@ def _residual(p: mx.array, q: mx.array, weight: mx.array | float = 1.0) -> mx.ar
     """max(weight * p - q, 0), normalised: [V]. Where rounding left nothing of it, p and q coincide: p itself."""
     excess = mx.maximum(weight * p - q, 0.0)
     total = mx.sum(excess)
-    return mx.where(total > 0, excess / mx.where(total > 0, total, 1.0), p)
+    return mx.where(total > 0, excess / total, p)

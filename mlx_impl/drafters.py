@@ -197,14 +197,14 @@ class DraftModel:
                 break
             token = self._draw(q, len(history) + len(tokens) - 1)  # [1]; `tokens` begins with an empty one
             tokens.append(token)
+            mx.async_eval(token)  # the device works on it while the host builds what follows, be it the target's pass
             if len(tokens) > limit:
                 break
-            mx.async_eval(token)  # the device works on it while the host builds what follows
             context = None if context is None else mx.concatenate([context, token])
             logits = self.cache.forward(self.model, token)  # [1, V]
             rows.append(logits)
-        faults = row_faults(mx.concatenate(rows), mx.concatenate(seen))  # of all rows looked at, drawn from or not
-        return DeviceBlock(mx.concatenate(tokens), mx.concatenate(seen[: len(tokens)]), faults)
+        every = mx.concatenate(seen)  # [n, V], of all rows looked at, drawn from or not
+        return DeviceBlock(mx.concatenate(tokens), every[: len(tokens) - 1], row_faults(mx.concatenate(rows), every))
 
     def commit(self, history: Sequence[int]) -> None:
         """Drop the rows of rejected proposals; after a full acceptance forward the last one, which has no row.

@@ -99,6 +99,9 @@ def read_verdict(
 
 
 def read(*arrays: mx.array) -> list[Any]:
-    """Wait for all of these at once; return them as Python values. The only wait of the decode loop."""
-    mx.eval(*arrays)
-    return [array.tolist() for array in arrays]
+    """Wait for all of these at once; return them as Python values. The only wait of the decode loop.
+
+    Empty ones are not computed: a plain step has many.
+    """
+    mx.eval(*(array for array in arrays if array.size))
+    return [array.tolist() if array.size else [] for array in arrays]

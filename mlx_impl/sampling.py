@@ -73,7 +73,7 @@ def distributions(
     highest = mx.max(logits, axis=-1, keepdims=True)  # [T, 1]
     if params.temperature == 0:
         p = point_masses(mx.argmax(logits, axis=-1), logits.shape[-1])
-        return p * mx.where(mx.isfinite(highest), 1.0, mx.nan)  # faster than to choose in each place
+        return p + highest * 0  # x * 0 is 0, or NaN where x is not finite: faster than to choose in each place
     # The maximum comes off before the division: however small the temperature, no two infinities meet.
     p = mx.softmax((logits - highest) / temperature, axis=-1, precise=True)
     if 0 < params.top_k < p.shape[-1]:
@@ -99,7 +99,7 @@ def row_faults(logits: mx.array, p: mx.array) -> mx.array:
     """
     # x * 0 is 0, or NaN where x is not finite: one sum shows it, at a third of the price of `isfinite` in each place.
     of_model = mx.sum(logits * 0, axis=-1) == 0
-    of_p = mx.isfinite(p[:, 0])  # `distributions` makes a row NaN as a whole
+    of_p = p[:, 0] >= 0  # false of NaN; `distributions` makes a row NaN as a whole
     return mx.where(of_model, mx.where(of_p, 0, 2), 1).astype(mx.uint8)
 
 
