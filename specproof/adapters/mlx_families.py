@@ -87,8 +87,8 @@ def _shown(leaf: Any) -> tuple[int, CacheRows]:
     if kind_of(leaf) == "state":
         keys, values = _states(leaf)
         return leaf.tokens, CacheRows(keys, values, leaf.tokens - 1)
-    if isinstance(leaf, QuantizedKVCache):
-        return leaf.offset, CacheRows(*(_host(_dequantised(leaf, part)) for part in (leaf.keys, leaf.values)))
+    if hasattr(leaf, "bits"):
+        return leaf.offset, CacheRows(_host(_dequantised(leaf, leaf.keys)), _host(_dequantised(leaf, leaf.values)))
     if kind_of(leaf) == "plain":
         return leaf.offset, CacheRows(_host(leaf.keys[0, :, : leaf.offset]), _host(leaf.values[0, :, : leaf.offset]))
     if isinstance(leaf, ChunkedKVCache):
@@ -110,7 +110,7 @@ def _states(leaf: Any) -> tuple[Floats, Floats]:
     return np.concatenate(flat)[None, None], flat[0][None, None]
 
 
-def _dequantised(leaf: QuantizedKVCache, part: Sequence[mx.array]) -> mx.array:
+def _dequantised(leaf: Any, part: Sequence[mx.array]) -> mx.array:
     """What attention reads of keys or values, [n_kv_heads, offset, head_dim]: codes, scales and offsets as numbers."""
     codes, scales, lows = (array[0, :, : leaf.offset] for array in part)
     return mx.dequantize(codes, scales, lows, leaf.group_size, leaf.bits)

@@ -62,7 +62,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "llama": Family("llama", "full attention", {"num_hidden_layers": 2}),
         "llama_rotating": Family("llama", "max_kv_size: rotating, first rows kept", {"num_hidden_layers": 2}, 12),
-        # Of few bits: the fewer there are, the rarer is an entry so near to the edge of two codes that rounding decides.
+        # Few bits: the fewer there are, the rarer is an entry so near the edge of two codes that rounding decides.
         "llama_quantised": Family(
             "llama",
             "full attention, rows in four bits",

@@ -135,7 +135,7 @@ def test_a_model_with_other_senses_has_the_vocabulary_of_its_language_model():
 
 
 def test_the_size_of_a_vocabulary_is_read_off_settings_within_settings_of_a_wrapped_model():
-    """A wrapper that shows `args` and `layers`, which is all that is asked of a model, around one of mlx-lm's llama4."""
+    """As of a wrapper around mlx-lm's llama4 that shows its `args`, and not its `language_model`."""
     wrapped = SimpleNamespace(args=SimpleNamespace(model_type="llama4", text_config=SimpleNamespace(vocab_size=24)))
     assert vocab_size(wrapped) == 24
 
