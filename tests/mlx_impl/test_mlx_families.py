@@ -140,6 +140,18 @@ def test_quantised_rows_of_a_block_are_those_of_single_steps_but_where_rounding_
     assert near >= 0.97 * total
 
 
+@pytest.mark.parametrize("name", ["llama", "llama_quantised"])
+def test_a_cache_that_was_trimmed_to_nothing_shows_nothing(name):
+    """As after a first forward that failed behind its rows."""
+    layers = fresh_layers(model(name), name)
+    model(name)(mx.array([PROMPT]), cache=layers)
+    for leaf in layers:
+        trim(leaf, 0, 0)
+    offsets, held = shown(layers)
+    assert offsets == (0, 0)
+    assert [rows.keys.shape[1] for rows in held] == [0, 0]
+
+
 @pytest.mark.parametrize("name", ["llama", "mamba2"])
 def test_under_coupled_a_drafter_of_the_targets_weights_is_always_accepted(name):
     """It shares the target's noise: one that draws by itself would be refused now and then, and lose nothing else."""
