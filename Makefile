@@ -28,7 +28,7 @@ test: $(VENV)/.installed-dev
 smollm2: $(VENV)/.smollm2
 
 # The MLX decoder on tiny models of mlx-lm, one for each family of caches.
-FAMILIES := llama llama_rotating gemma3_text gemma4_text mamba2 lfm2 qwen3_next falcon_h1
+FAMILIES := llama llama_rotating llama_quantised llama4 gemma3_text gemma4_text mamba2 lfm2 qwen3_next falcon_h1
 
 families: $(VENV)/.installed-audit
 	@mkdir -p report

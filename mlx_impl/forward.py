@@ -22,7 +22,8 @@ def vocab_size(model: Any) -> int:
     """
     args = getattr(model, "args", None)
     text = getattr(args, "text_config", None)
-    size = getattr(args, "vocab_size", None) or (text.get("vocab_size") if isinstance(text, dict) else None)
+    of_text = text.get("vocab_size") if isinstance(text, dict) else getattr(text, "vocab_size", None)
+    size = getattr(args, "vocab_size", None) or of_text
     if size is None and getattr(model, "language_model", None) is not None:
         return vocab_size(model.language_model)
     if not isinstance(size, int):

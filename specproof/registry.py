@@ -18,7 +18,8 @@ ENGINES: Mapping[str, str] = {
 FAMILIES: Mapping[str, str] = {
     f"mlx_impl-{family}": f"specproof.adapters.mlx_families:{family.upper()}"
     for family in (
-        "llama", "llama_rotating", "gemma3_text", "gemma4_text", "mamba2", "lfm2", "qwen3_next", "falcon_h1",
+        "llama", "llama_rotating", "llama_quantised", "llama4", "gemma3_text", "gemma4_text", "mamba2", "lfm2",
+        "qwen3_next", "falcon_h1",
     )
 }  # fmt: skip
 """The MLX decoder on models of mlx-lm with all kinds of caches: engines that are audited where they are asked for."""

@@ -20,13 +20,14 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import ArraysCache, CacheList
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, QuantizedKVCache
 
 from mlx_impl.cache import make_cache
+from mlx_impl.forward import vocab_size
 from mlx_impl.layers import kind_of, leaves
 from mlx_impl.model_cache import ModelCache
 from reference.transformer import WholePass
-from specproof.adapters.mlx_family_models import FAMILIES, build
+from specproof.adapters.mlx_family_models import FAMILIES, GROUP, build
 from specproof.adapters.mlx_impl import MlxImplEngine, MlxImplSession
 from specproof.engine import CacheRows, Capabilities, Case, Floats, Observation
 
@@ -50,13 +51,16 @@ class CountedArraysCache(ArraysCache):
 @lru_cache(maxsize=64)
 def load_family(folder: Path, name: str) -> Any:
     """The model that stands for a folder."""
-    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    return build(name, vocab_size, zlib.crc32(folder.name.encode()))
+    config = json.loads((folder / "config.json").read_text())
+    return build(name, config["vocab_size"], zlib.crc32(folder.name.encode()))
 
 
 def fresh_layers(model: Any, name: str) -> list[Any]:
     """Empty caches for a model of a family, as a user would have them, but that states count their tokens."""
-    return [_counted(layer) for layer in make_cache(model, FAMILIES[name].max_kv_size)]
+    family = FAMILIES[name]
+    if family.kv_bits is not None:
+        return [QuantizedKVCache(GROUP, family.kv_bits) for _ in model.layers]
+    return [_counted(layer) for layer in make_cache(model, family.max_kv_size)]
 
 
 def _counted(layer: Any) -> Any:
@@ -78,13 +82,19 @@ def shown(layers: Sequence[Any]) -> tuple[tuple[int, ...], tuple[CacheRows, ...]
 
 
 def _shown(leaf: Any) -> tuple[int, CacheRows]:
-    if leaf.empty():
+    if leaf.empty() or getattr(leaf, "offset", None) == 0:  # storage may be left: MLX dequantises no rows to an error
         return 0, CacheRows(np.zeros((0, 0, 0)), np.zeros((0, 0, 0)))
     if kind_of(leaf) == "state":
         keys, values = _states(leaf)
         return leaf.tokens, CacheRows(keys, values, leaf.tokens - 1)
+    if hasattr(leaf, "bits"):
+        return leaf.offset, CacheRows(_host(_dequantised(leaf, leaf.keys)), _host(_dequantised(leaf, leaf.values)))
     if kind_of(leaf) == "plain":
         return leaf.offset, CacheRows(_host(leaf.keys[0, :, : leaf.offset]), _host(leaf.values[0, :, : leaf.offset]))
+    if isinstance(leaf, ChunkedKVCache):
+        keys, values = (_host(part[0]) for part in leaf.keys_and_values())
+        enough = keys.shape[1] >= min(leaf.offset, leaf.chunk_size)
+        return leaf.offset if enough else keys.shape[1], CacheRows(keys, values, leaf.start_position)
     keys, values = (_host(leaf._temporal_order(part)[0]) for part in (leaf.keys, leaf.values))
     live = keys.shape[1] - leaf.keep if leaf.offset > keys.shape[1] else keys.shape[1]
     enough = keys.shape[1] >= min(leaf.offset, leaf.max_size)
@@ -98,6 +108,12 @@ def _states(leaf: Any) -> tuple[Floats, Floats]:
     """The states of a leaf as one row, [1, 1, size]; and by itself the first, which is that of its convolution."""
     flat = [_host(state).ravel() for state in leaf.cache]
     return np.concatenate(flat)[None, None], flat[0][None, None]
+
+
+def _dequantised(leaf: Any, part: Sequence[mx.array]) -> mx.array:
+    """What attention reads of keys or values, [n_kv_heads, offset, head_dim]: codes, scales and offsets as numbers."""
+    codes, scales, lows = (array[0, :, : leaf.offset] for array in part)
+    return mx.dequantize(codes, scales, lows, leaf.group_size, leaf.bits)
 
 
 def _host(array: mx.array) -> Floats:
@@ -114,7 +130,7 @@ class WholeModel:
     def __init__(self, folder: Path, name: str) -> None:
         self.model = load_family(folder, name)
         self.family = name
-        self.vocab_size: int = self.model.args.vocab_size
+        self.vocab_size = vocab_size(self.model)
         self._stepped: _Stepped | None = None
 
     def forward_without_cache(self, tokens: Sequence[int]) -> WholePass:
@@ -125,7 +141,7 @@ class WholeModel:
         for token in tokens[len(stepped.tokens) :]:
             stepped.step(self.model, token)
         logits = mx.concatenate(stepped.logits)
-        if FAMILIES[self.family].max_kv_size is None:  # else the model itself would attend to all rows
+        if FAMILIES[self.family].makes_its_caches:  # else a pass without them attends to all rows, and to exact ones
             logits = self.model(mx.array([list(tokens)]))[0]
         return WholePass(_host(logits), tuple(_joined(rows) for rows in stepped.newest))
 
@@ -223,4 +239,6 @@ def engine_of(name: str) -> FamilyEngine:
     return FamilyEngine(name=f"mlx_impl-{name}", family=name)
 
 
-(LLAMA, LLAMA_ROTATING, GEMMA3_TEXT, GEMMA4_TEXT, MAMBA2, LFM2, QWEN3_NEXT, FALCON_H1) = map(engine_of, FAMILIES)
+(
+    LLAMA, LLAMA_ROTATING, LLAMA_QUANTISED, LLAMA4, GEMMA3_TEXT, GEMMA4_TEXT, MAMBA2, LFM2, QWEN3_NEXT, FALCON_H1,
+) = map(engine_of, FAMILIES)  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -30,6 +30,9 @@ SHARED: Mapping[str, Any] = MappingProxyType(
 )
 """What most of mlx-lm's configurations ask for; each takes what it knows."""
 
+GROUP = 32
+"""Entries of a quantised row that share a scale: the fewest that MLX knows."""
+
 
 @dataclass(frozen=True)
 class Family:
@@ -40,18 +43,48 @@ class Family:
         caches: what its layers have, for reports.
         settings: of its configuration, beyond `SHARED`.
         max_kv_size: rows that a layer keeps where the model does not say itself; None: all.
+        kv_bits: of its rows' entries, in groups of `GROUP`; None: they are kept as they come.
     """
 
     module: str
     caches: str
     settings: Mapping[str, Any]
     max_kv_size: int | None = None
+    kv_bits: int | None = None
+
+    @property
+    def makes_its_caches(self) -> bool:
+        """Whether its caches are those of the model's own making. Else a pass without a cache sees other rows."""
+        return self.max_kv_size is None and self.kv_bits is None
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "llama": Family("llama", "full attention", {"num_hidden_layers": 2}),
         "llama_rotating": Family("llama", "max_kv_size: rotating, first rows kept", {"num_hidden_layers": 2}, 12),
+        # Few bits: the fewer there are, the rarer is an entry so near the edge of two codes that rounding decides.
+        "llama_quantised": Family(
+            "llama",
+            "full attention, rows in four bits",
+            {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": GROUP},
+            kv_bits=4,
+        ),
+        "llama4": Family(
+            "llama4",
+            "chunks of eight tokens and full attention, mixture of experts",
+            {
+                "num_hidden_layers": 4,
+                "attention_bias": False,
+                "attention_chunk_size": 8,
+                "interleave_moe_layer_step": 2,
+                "intermediate_size_mlp": 48,
+                "num_experts_per_tok": 1,
+                "num_local_experts": 2,
+                "rope_scaling": None,
+                "use_qk_norm": True,
+                "floor_scale": 4,
+            },
+        ),
         "gemma3_text": Family(
             "gemma3_text",
             "sliding windows and full attention",
@@ -148,8 +181,10 @@ def build(name: str, vocab_size: int, seed: int) -> Any:
     family = FAMILIES[name]
     module = importlib.import_module(f"mlx_lm.models.{family.module}")
     sizes = {"vocab_size": vocab_size, "vocab_size_per_layer_input": vocab_size}
-    args = module.ModelArgs.from_dict({**SHARED, **family.settings, **sizes, "model_type": family.module})
-    model = module.Model(args)
+    settings = {**SHARED, **family.settings, **sizes, "model_type": family.module}
+    if "text_config" in {field.name for field in fields(module.ModelArgs)}:
+        settings = {"model_type": family.module, "text_config": settings}
+    model = module.Model(module.ModelArgs.from_dict(settings))
     keys = iter(mx.random.split(mx.random.key(seed), 1000))
 
     def drawn(path: str, weight: mx.array) -> mx.array:

@@ -137,12 +137,12 @@ def step(decoder, state, iterator):
     decoder.step(state)
 
 
-@pytest.mark.parametrize("name", ["llama_rotating", "mamba2", "falcon_h1"])
+@pytest.mark.parametrize("name", ["llama_rotating", "llama_quantised", "llama4", "mamba2", "falcon_h1"])
 def test_an_interrupt_of_a_close_leaves_both_caches_where_the_turn_goes_on(name):
     assert interrupts(name, 11, OF_A_CLOSE, close) > 4
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "mamba2", "falcon_h1"])
+@pytest.mark.parametrize("name", ["llama_quantised", "llama4", "gemma3_text", "mamba2", "falcon_h1"])
 def test_an_interrupt_of_a_round_leaves_both_caches_where_the_turn_goes_on(name):
     assert interrupts(name, 13, OF_A_ROUND, step) > 4
 

@@ -10,20 +10,18 @@ from functools import cache  # noqa: E402
 from itertools import islice  # noqa: E402
 
 import numpy as np  # noqa: E402
-from mlx.utils import tree_map  # noqa: E402
 from mlx_lm.models import cache as mlx_lm_cache  # noqa: E402
-from mlx_lm.models import llama4  # noqa: E402
 from mlx_toys import GREEDY, SAMPLED, Counting  # noqa: E402
 
 from mlx_impl import Decoder, DraftModel, KeyedRandomness  # noqa: E402
 from mlx_impl.cache import make_cache  # noqa: E402
-from mlx_impl.layers import kind_of, leaves  # noqa: E402
+from mlx_impl.layers import kind_of, leaves, trim  # noqa: E402
 from mlx_impl.model_cache import ModelCache  # noqa: E402
 from mlx_impl.prompt_cache import load_caches, save_caches  # noqa: E402
 from mlx_impl.rotating import RotatingKVCache, with_right_masks  # noqa: E402
 from reference.errors import CacheLengthError, CheckpointError, InvalidSetting  # noqa: E402
 from reference.values import SamplingParams  # noqa: E402
-from specproof.adapters.mlx_families import engine_of, fresh_layers  # noqa: E402
+from specproof.adapters.mlx_families import FamilyEngine, engine_of, fresh_layers, shown  # noqa: E402
 from specproof.adapters.mlx_family_models import FAMILIES, build  # noqa: E402
 from specproof.engine import Case  # noqa: E402
 from specproof.invariants import RUN_INVARIANTS  # noqa: E402
@@ -33,7 +31,7 @@ from specproof.registry import FAMILIES as REGISTERED  # noqa: E402
 from specproof.runner import run_case  # noqa: E402
 
 STATES = ("mamba2", "lfm2", "qwen3_next", "falcon_h1")
-WINDOWS = ("gemma3_text", "gemma4_text", "llama_rotating")
+WINDOWS = ("gemma3_text", "gemma4_text", "llama4", "llama_rotating")
 PROMPT = [3, 1, 4, 1, 5]
 LONG = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8)
 """With what is decoded behind it, longer than every window here."""
@@ -88,12 +86,70 @@ def test_all_invariants_hold_on_every_family_of_caches(name, regime):
     assert violations(engine, some_cases(engine, regime, 2 if regime == "mixed" else 1)) == set()
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", *STATES])
+@pytest.mark.parametrize("name", ["gemma3_text", "llama4", *STATES])
 def test_rejected_tokens_left_in_windows_and_states_are_seen(name, monkeypatch):
     """The control: only what can be trimmed is rolled back, which is what `trim` alone can do."""
     monkeypatch.setattr("mlx_impl.model_cache.put_back", lambda *_: None)
     engine = engine_of(name)
     assert violations(engine, some_cases(engine, "mixed", 2))
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_quantised"])
+def test_a_rejected_row_that_is_left_in_the_place_of_an_accepted_one_is_seen(name, monkeypatch):
+    """The control for layers that are trimmed: of the right length, and its last row is one that was rejected."""
+    monkeypatch.setattr("mlx_impl.model_cache.trim", _trimmed_before_the_last)
+    engine = engine_of(name)
+    assert "cache_content" in violations(engine, some_cases(engine, "mixed", 2))
+
+
+def _trimmed_before_the_last(leaf, length, index):
+    if leaf.offset > length > 0:
+        arrays = [part for pair in (leaf.keys, leaf.values) for part in (pair if isinstance(pair, tuple) else (pair,))]
+        for array in arrays:
+            array[..., length - 1, :] = array[..., length, :]
+    trim(leaf, length, index)
+
+
+class Exact(FamilyEngine):
+    """The engine of a family, on the caches that its model makes by itself."""
+
+    def _cache(self, name, folder, layers):
+        return ModelCache(name, make_cache(self._load(folder)) if layers is None else list(layers))
+
+
+def test_rows_that_are_not_quantised_are_not_what_the_oracle_has_for_quantised_ones():
+    """The control of the oracle: it has the rows of the cache that is audited, not those of the model."""
+    engine = Exact(family="llama_quantised")
+    assert "cache_content" in violations(engine, some_cases(engine, "mixed"))
+
+
+def test_quantised_rows_of_a_block_are_those_of_single_steps_but_where_rounding_decides_between_two_codes():
+    """Never with MLX's own BLAS on a CPU, and with any other in very few rows, by one code."""
+    quantised, rng = model("llama_quantised"), np.random.default_rng(2)
+    near = total = 0
+    for _ in range(20):
+        steps, block = (fresh_layers(quantised, "llama_quantised") for _ in range(2))
+        tokens = [int(token) for token in rng.integers(0, 32, 24)]
+        for start in range(0, len(tokens), 6):
+            quantised(mx.array([tokens[start : start + 6]]), cache=block)
+        for token in tokens:
+            quantised(mx.array([[token]]), cache=steps)
+        for one, other in zip(shown(steps)[1], shown(block)[1], strict=True):
+            near += int((np.abs(one.keys - other.keys).max(axis=(0, 2)) < 1e-4).sum())
+            total += one.keys.shape[1]
+    assert near >= 0.97 * total
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_quantised"])
+def test_a_cache_that_was_trimmed_to_nothing_shows_nothing(name):
+    """As after a first forward that failed behind its rows."""
+    layers = fresh_layers(model(name), name)
+    model(name)(mx.array([PROMPT]), cache=layers)
+    for leaf in layers:
+        trim(leaf, 0, 0)
+    offsets, held = shown(layers)
+    assert offsets == (0, 0)
+    assert [rows.keys.shape[1] for rows in held] == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["llama", "mamba2"])
@@ -124,41 +180,19 @@ def test_max_kv_size_bounds_full_caches_and_leaves_a_model_its_own_others(name):
         assert list(map(type, found)) == list(map(type, own))
 
 
-@cache
-def chunked():
-    """A tiny llama4: three of its four layers attend to chunks of eight tokens, and drop what lies before."""
-    settings = {
-        "attention_bias": False, "attention_chunk_size": 8, "head_dim": 8, "hidden_size": 32, "vocab_size": 32,
-        "interleave_moe_layer_step": 2, "intermediate_size": 32, "intermediate_size_mlp": 48, "num_attention_heads": 4,
-        "max_position_embeddings": 512, "model_type": "llama4_text", "num_experts_per_tok": 1, "num_hidden_layers": 4,
-        "num_key_value_heads": 2, "num_local_experts": 2, "rms_norm_eps": 1e-5, "rope_scaling": None,
-        "rope_theta": 10000.0, "use_qk_norm": True,
-    }  # fmt: skip
-    built = llama4.Model(llama4.ModelArgs.from_dict({"model_type": "llama4", "text_config": settings}))
-    keys = iter(mx.random.split(mx.random.key(3), 200))
-
-    def drawn(weight):
-        scale = 2 / weight.shape[-1] ** 0.5
-        return weight if weight.ndim < 2 else mx.random.normal(weight.shape, key=next(keys), scale=scale)
-
-    built.update(tree_map(drawn, built.parameters()))
-    return built
-
-
-def of_chunked(k, draft=None):
-    """So many tokens of it that its layers drop chunks."""
+def of_chunked(k, draft="llama"):
+    """So many tokens of llama4 that its layers drop chunks."""
     decoder = Decoder(
-        chunked(), rule="coupled", sampling=SamplingParams(temperature=1.5), randomness=KeyedRandomness(7),
+        model("llama4"), rule="coupled", sampling=SamplingParams(temperature=1.5), randomness=KeyedRandomness(7),
         num_draft_tokens=k,
     )  # fmt: skip
-    drafter = drafter_of(model("llama") if draft is None else draft)
-    state = decoder.prefill(PROMPT, drafter, 30)
+    state = decoder.prefill(PROMPT, drafter_of(model(draft)), 30)
     tokens = [item.token for item in decoder.generate(state)]
     return tokens, state.statistics
 
 
 def test_chunks_that_a_rejected_block_reaches_into_are_put_back():
-    kinds = {type(leaf).__name__ for leaf in leaves(make_cache(chunked()))}
+    kinds = {type(leaf).__name__ for leaf in leaves(make_cache(model("llama4")))}
     assert kinds == {"ChunkedKVCache", "KVCache"}
     plain, _ = of_chunked(0)
     assert len(set(plain)) > 5, "a text that says nothing would show nothing"
@@ -166,7 +200,7 @@ def test_chunks_that_a_rejected_block_reaches_into_are_put_back():
         drafted, statistics = of_chunked(k)
         assert drafted == plain
         assert statistics.accepted < statistics.drafted
-        assert of_chunked(k, draft=chunked())[0] == plain, "as drafter, too"
+        assert of_chunked(k, draft="llama4")[0] == plain, "as drafter, too"
 
 
 def test_chunks_that_are_not_put_back_change_the_output(monkeypatch):
@@ -200,7 +234,7 @@ def test_a_block_accepted_in_part_costs_a_recurrent_target_one_forward_more_and_
     assert replayed
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "gemma4_text"])
+@pytest.mark.parametrize("name", ["gemma3_text", "gemma4_text", "llama4"])
 def test_a_block_accepted_in_part_costs_a_target_with_windows_nothing(name):
     target = Counting(model(name))
     decoder = decoder_of(target, 3)
@@ -211,7 +245,7 @@ def test_a_block_accepted_in_part_costs_a_target_with_windows_nothing(name):
         assert target.lengths == [len(done.drafted) + 1]
 
 
-@pytest.mark.parametrize("name", [*STATES, *WINDOWS[:2]])
+@pytest.mark.parametrize("name", [*STATES, *WINDOWS[:3]])
 def test_a_closed_turn_goes_on_where_it_was_closed(name):
     target = model(name)
     expected = list(greedy_of(name, 14))
@@ -304,9 +338,8 @@ def test_a_rotating_cache_of_mlx_lm_that_keeps_rows_gets_the_right_masks_in_the_
 @pytest.mark.parametrize("name", FAMILIES)
 def test_saved_caches_of_both_models_go_on_as_if_nothing_had_happened(name, tmp_path):
     target, file = model(name), tmp_path / "caches.safetensors"
-    max_size = FAMILIES[name].max_kv_size
     decoder, draft = decoder_of(target, 3), model("llama", 6)
-    layers = None if max_size is None else fresh_layers(target, name)
+    layers = None if FAMILIES[name].makes_its_caches else fresh_layers(target, name)
     state = decoder.prefill(PROMPT, drafter_of(draft), 25, layers)
     iterator = decoder.generate(state)
     first = [next(iterator).token for _ in range(15)]

@@ -8,6 +8,7 @@ pytest.importorskip("mlx_lm", reason="mlx-lm is not installed; pip install 'spec
 import json  # noqa: E402
 import shutil  # noqa: E402
 import sys  # noqa: E402
+from types import SimpleNamespace  # noqa: E402
 
 import gguf_files  # noqa: E402
 import numpy as np  # noqa: E402
@@ -131,6 +132,12 @@ def test_a_model_with_other_senses_has_the_vocabulary_of_its_language_model():
     text = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16}
     text |= {"num_attention_heads": 2, "rms_norm_eps": 1e-5, "vocab_size": 24}
     assert vocab_size(mistral3.Model(mistral3.ModelArgs("mistral3", text))) == 24
+
+
+def test_the_size_of_a_vocabulary_is_read_off_settings_within_settings_of_a_wrapped_model():
+    """As of a wrapper around mlx-lm's llama4 that shows its `args`, and not its `language_model`."""
+    wrapped = SimpleNamespace(args=SimpleNamespace(model_type="llama4", text_config=SimpleNamespace(vocab_size=24)))
+    assert vocab_size(wrapped) == 24
 
 
 def test_smollm2_decodes_with_itself_as_drafter_as_it_would_alone(smollm2):
