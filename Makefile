@@ -35,7 +35,7 @@ families: $(VENV)/.installed-audit
 	$(BIN)/specproof audit --quick $(addprefix mlx_impl-,$(FAMILIES)) --json report/families.json --markdown report/families.md
 
 # Speed, with a fast BLAS (Debian: libopenblas0-pthread): on the trained pair, of the rules, of a single step, of the harness, on SmolLM2.
-# Takes about half an hour, and means something on a machine that does nothing else; each writes into bench/results/.
+# Takes some forty minutes, and means something on a machine that does nothing else; each writes into bench/results/.
 bench: export SPECPROOF_BLAS ?= openblas
 bench: $(VENV)/.installed-dev smollm2
 	$(BIN)/python bench/pair.py

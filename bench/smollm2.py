@@ -126,7 +126,7 @@ def measured(act: Callable[[], object]) -> tuple[float, float]:
     return 1e3 * (time.perf_counter() - began), (mx.get_peak_memory() - held) / 1e6
 
 
-def contexts(model: Any, rounds: int = 12) -> Iterator[str]:
+def contexts(model: Any, rounds: int = 30) -> Iterator[str]:
     """What a round takes behind contexts of several lengths, and a forward of as many tokens there."""
     yield f"\n**A round of k = {K} behind a context**, and a bare forward of {K + 1} tokens: medians of {rounds}\n"
     yield "| context | round, ms | forward, ms | overhead | round, MB | forward, MB |\n|---|---|---|---|---|---|"
