@@ -68,7 +68,8 @@ class DropsBonus(Decoder):
     ) -> Round:
         done = super()._report(state, block, p, q, verdict)
         full = len(block) > 0 and len(done.emitted) == len(block) + 1
-        return replace(done, emitted=done.emitted[:-1]) if full else done
+        kept = {"emitted": done.emitted[:-1], "log_probabilities": done.log_probabilities[:-1]}
+        return replace(done, **kept) if full else done
 
 
 class AcceptsEverything(Decoder):
