@@ -32,7 +32,7 @@ class KVQuantisation:
 
     def __post_init__(self) -> None:
         for name, value, allowed in (("bits", self.bits, BITS), ("group_size", self.group_size, GROUP_SIZES)):
-            if value not in allowed:
+            if checked_integer(name, value, 0) not in allowed:
                 raise InvalidSetting(f"{name} is {value}; MLX quantises with {', '.join(map(str, allowed))}")
         checked_integer("start", self.start, 0)
 
@@ -50,20 +50,23 @@ class KVQuantisation:
                 )
 
     def of(self, layers: Sequence[Any]) -> list[Any]:
-        """The caches with quantised ones in the places of those that are not; the old ones stay as they are.
+        """The caches with quantised ones in the places of those that are not; the old ones stay as they are."""
+        return [
+            layer.to_quantized(group_size=self.group_size, bits=self.bits) if hasattr(layer, "to_quantized") else layer
+            for layer in layers
+        ]
+
+    def check_rows(self, layers: Sequence[Any]) -> None:
+        """Refuse rows that are no whole number of groups, be it long before they are due.
 
         Raises:
-            InvalidSetting: a row is no whole number of groups.
+            InvalidSetting: naming their size.
         """
-        try:
-            return [
-                layer.to_quantized(group_size=self.group_size, bits=self.bits)
-                if hasattr(layer, "to_quantized")
-                else layer
-                for layer in layers
-            ]
-        except ValueError as error:
-            raise InvalidSetting(
-                f"rows cannot be quantised in groups of {self.group_size} ({error}); give a group_size that divides "
-                "the size of a head"
-            ) from error
+        for layer in layers:
+            held = (layer.keys, layer.values) if hasattr(layer, "to_quantized") else ()
+            for size in (rows.shape[-1] for rows in held if rows is not None):
+                if size % self.group_size:
+                    raise InvalidSetting(
+                        f"rows of {size} numbers cannot be quantised in groups of {self.group_size}; give a group_size "
+                        "that divides them, or no quantisation"
+                    )

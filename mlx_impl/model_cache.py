@@ -284,7 +284,10 @@ class ModelCache(Sequence[Any]):
 
     def _quantise(self) -> None:
         """Quantise rows that are due. At a boundary only: plain decoding does so between two tokens of its output."""
-        if self.quantisation is not None and self.tokens_before_quantising == 0 and self.length > 0:
+        if self.quantisation is None or self.length == 0:
+            return
+        self.quantisation.check_rows(self.layers)
+        if self.tokens_before_quantising == 0:
             self._unquantised = self._unquantised or [emptied(layer) for layer in self.layers]
             self.layers[:] = self.quantisation.of(self.layers)
             self._mark()

@@ -1,6 +1,6 @@
 """Plain values shared by the decoders: what goes into a draw, what a drafter proposes, what a round did.
 
-No behaviour beyond validation and look-up. `mlx_impl` may import this module and `reference.errors`,
+No behaviour beyond validation, look-up and a logarithm. `mlx_impl` may import this module and `reference.errors`,
 and nothing else of `reference`, so that the decoding logic stays written twice.
 """
 

@@ -62,8 +62,10 @@ class DecoderSession(ABC):
         """The q of the last round's proposals."""
 
     def log_probabilities(self, state: Any, done: Round | None) -> tuple[float, ...] | None:
-        """Those of the tokens that prefill or a round emitted, where the decoder reports them."""
-        return tuple(item.log_probability for item in state.tokens) if done is None else done.log_probabilities
+        """Those of the tokens that prefill or a round emitted; None where the decoder knows one of them not."""
+        known = len(state.tokens) - (len(state.tokens) if done is None else len(done.emitted))
+        figures = [item.log_probability for item in state.tokens[known:]]
+        return None if None in figures else tuple(figures)
 
     def allowed(self) -> int | None:
         """The most proposals that the last round might draft, where the decoder chooses that for each round."""

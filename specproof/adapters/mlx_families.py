@@ -2,7 +2,8 @@
 
 A family is an architecture of mlx-lm with weights drawn at random. They are drawn anew for every folder of a pair, from
 its name; of the folder itself only the size of the vocabulary counts. The truth about such a model is the model itself:
-logits of a pass without a cache, and rows and states that a fresh cache holds after one token at a time.
+logits of a pass without a cache (or of single steps on a fresh one, where the model does not make its caches itself),
+and rows and states that a fresh cache holds after one token at a time.
 """
 
 # mypy: allow-untyped-calls

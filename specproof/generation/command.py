@@ -16,7 +16,7 @@ from rich.console import Console
 
 from reference.errors import DecodingFault, InvalidInput, InvalidSetting, MissingExtra
 from reference.values import SamplingParams
-from specproof.generation.settings import DEFAULT_K, CacheSettings, Settings, number_of_proposals, read_prompt
+from specproof.generation.settings import DEFAULT_K, Settings, cache_settings, number_of_proposals, read_prompt
 from specproof.terminal import EXIT_FAILS, EXIT_INTERRUPTED, EXIT_WRONG_CALL, console
 
 if TYPE_CHECKING:
@@ -57,14 +57,15 @@ def generate(
     frequency_penalty: Annotated[float, typer.Option(help="The same, once for each time.")] = 0.0,
     penalty_window: Annotated[int, typer.Option(help="So many last tokens count as seen. 0: all.")] = 0,
     min_prob: Annotated[
-        float, typer.Option(help="--draft proposes no token of less probability, and none behind it. 0: all.")
+        float,
+        typer.Option(help="--draft ends its block where its likeliest token has less (at temperature 0 it has 1)."),
     ] = 0.0,
     max_kv_size: Annotated[
         int | None, typer.Option(metavar="N", help="Keep the first 4 rows of a cache and the last ones, N in all.")
     ] = None,
     kv_bits: Annotated[int | None, typer.Option(metavar="BITS", help="Quantise the rows of caches.")] = None,
-    kv_group_size: Annotated[int, typer.Option(help="Numbers that --kv-bits quantises together.")] = 64,
-    quantized_kv_start: Annotated[int, typer.Option(help="Tokens from which on --kv-bits quantises.")] = 0,
+    kv_group_size: Annotated[int | None, typer.Option(help="Numbers that --kv-bits quantises together: 64.")] = None,
+    quantized_kv_start: Annotated[int | None, typer.Option(help="Tokens from which on --kv-bits quantises: 0.")] = None,
     seed: Annotated[int, typer.Option(help="Of all random choices.")] = 0,
     max_tokens: Annotated[int, typer.Option(help="-1: no limit but a stop token or string.")] = 256,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="None: standard input is read.")] = None,
@@ -110,7 +111,7 @@ def generate(
                 penalty_window,
             ),
             min_prob=min_prob,
-            caches=CacheSettings(max_kv_size, kv_bits, kv_group_size, quantized_kv_start),
+            caches=cache_settings(max_kv_size, kv_bits, kv_group_size, quantized_kv_start),
             seed=seed,
             max_tokens=max_tokens,
             prompt=read_prompt(prompt, prompt_file, sys.stdin.buffer),

@@ -40,7 +40,7 @@ class Settings:
         rule: acceptance rule; None: the decoder's choice.
         k: most proposals in a round; None: chosen from round to round.
         sampling: of target and drafter.
-        min_prob: the draft model proposes no token of less probability.
+        min_prob: the draft model ends its block where its most probable token has less.
         caches: of target and drafter.
         seed: of all random choices.
         max_tokens: -1 for no limit.
@@ -69,6 +69,25 @@ class Settings:
     def drafts(self) -> bool:
         """Whether there is a drafter."""
         return self.lookup or self.draft is not None
+
+
+def cache_settings(
+    max_kv_size: int | None, kv_bits: int | None, kv_group_size: int | None, quantized_kv_start: int | None
+) -> CacheSettings:
+    """What the options of that name ask for.
+
+    Raises:
+        InvalidSetting: options that do not go together.
+    """
+    if kv_bits is not None and max_kv_size is not None:
+        raise InvalidSetting("--kv-bits and --max-kv-size are both given; a cache is quantised or bounded: give one")
+    of_quantising = {"kv_group_size": kv_group_size, "quantized_kv_start": quantized_kv_start}
+    given = {name: value for name, value in of_quantising.items() if value is not None}
+    for name, value in given.items():
+        if kv_bits is None:
+            option = name.replace("_", "-")
+            raise InvalidSetting(f"--{option} is {value}, and nothing is quantised; give --kv-bits, too")
+    return CacheSettings(max_kv_size, kv_bits, **given)
 
 
 def number_of_proposals(given: str | None, drafts: bool) -> int | None:

@@ -9,8 +9,10 @@ from typing import Any
 from mlx_impl import smollm2
 from mlx_impl.cache import make_cache
 from mlx_impl.chain import Chain
+from mlx_impl.decoder import NAME as TARGET_NAME
 from mlx_impl.decoder import Decoder
 from mlx_impl.draft_length import AdaptiveLength
+from mlx_impl.drafters import NAME as DRAFT_NAME
 from mlx_impl.drafters import Drafter, DraftModel
 from mlx_impl.kv_quantisation import KVQuantisation
 from mlx_impl.model_cache import ModelCache
@@ -113,7 +115,7 @@ class Generation:
             stop_tokens=self.tokenizer.stop_ids,
         )
         drafter = self._drafter(decoder, None if plain else self.draft)
-        cache = _cache("target", self.target.model, settings.caches)
+        cache = _cache(TARGET_NAME, self.target.model, settings.caches)
         state = decoder.prefill(self.prompt, drafter, settings.max_tokens, cache)
         return Turn(TextTurn(decoder, state, self.tokenizer, settings.stop_strings))
 
@@ -132,7 +134,7 @@ class Generation:
             return lookup
         coupled = decoder.randomness.coupled_categorical if decoder.rule.name == "coupled" else None
         settings = self.settings
-        cache = _cache("draft", draft.model, settings.caches)
+        cache = _cache(DRAFT_NAME, draft.model, settings.caches)
         model = DraftModel(
             draft.model,
             settings.sampling,

@@ -19,7 +19,8 @@ def _check(run: Run) -> list[Violation]:
     for index, boundary in enumerate(run.boundaries, start=-1):
         problem = next(_problems(run, before, boundary), None)
         if problem is not None:
-            round_, where = (None, f"prefill, {setting(run.case)}") if index < 0 else (index, round_place(run, index))
+            where = f"prefill, {setting(run.case)}" if index < 0 else round_place(run, index)
+            round_ = None if index < 0 else index
             found.append(Violation(NAME, run.case.id, round_, f"{problem} ({where})."))
         before = boundary.emitted
     return found
@@ -44,7 +45,7 @@ def _problems(run: Run, before: tuple[int, ...], boundary: Boundary) -> Iterator
         # Compared as probabilities: rounding makes the logarithm of a tiny mass as uncertain as one likes.
         if not (figure <= tolerance and abs(math.exp(figure) - mass) <= tolerance):
             yield (
-                f"the log-probability of token {token}, emitted at place {i} of the block, is reported as "
+                f"the log-probability of token {token}, emitted at place {i}, is reported as "
                 f"{figure:.6g}, expected {wanted:.6g}"
             )
 

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed; pip install 'specproof[mlx]'")
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed; pip install 'specproof[mlx-lm]'")
 
+from mlx_lm.models.cache import QuantizedKVCache  # noqa: E402
+
 from mlx_impl import Decoder, KeyedRandomness, PromptLookup, load  # noqa: E402
-from mlx_impl.kv_quantisation import KVQuantisation  # noqa: E402
 from mlx_impl.models import LoadedModel  # noqa: E402
 from reference.errors import NonFiniteLogits  # noqa: E402
 from reference.values import SamplingParams  # noqa: E402
@@ -121,9 +122,6 @@ SETTINGS = Settings(
 )
 
 
-QUANTISED = CacheSettings(kv_bits=4, quantized_kv_start=99)
-
-
 def finished(settings: Settings) -> Any:
     turn = Generation(settings).start()
     list(turn)
@@ -170,15 +168,23 @@ def test_penalties_are_those_of_the_sampling_parameters(arguments, sampling, pla
     assert text_of("--draft", DRAFT, *arguments) == wanted != plain
 
 
-def test_caches_are_bounded_and_quantised_where_that_is_asked_for(plain) -> None:
-    """Plain decoding with the same caches is the measure; the toys' heads are too small to be quantised."""
+def test_caches_are_bounded_where_that_is_asked_for(plain) -> None:
+    """Plain decoding with the same caches is the measure."""
     bounded = run("--prompt", PROMPT, "--max-tokens", COUNT, "--draft", DRAFT, "--max-kv-size", 8, "--compare")
     assert bounded.stderr.endswith("the text is identical\n")
     assert bounded.stdout != plain + "\n"
-    turn = Generation(replace(SETTINGS, draft=str(DRAFT), caches=QUANTISED)).start()
+
+
+def test_both_caches_are_quantised_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model whose heads are wide enough; the toys' are not."""
+    model = LoadedModel(build("llama_quantised", 32, 5), load(TARGET).tokenizer)
+    monkeypatch.setattr("specproof.generation.turn.load", lambda name: model)
+    turn = Generation(replace(SETTINGS, draft="the same", caches=CacheSettings(kv_bits=4, kv_group_size=32))).start()
     list(turn)
     for cache in (turn.text.state.target_cache, turn.text.state.drafter.drafters[1].cache):
-        assert cache.quantisation == KVQuantisation(4, 64, 99)
+        assert {(type(layer), layer.bits, layer.group_size) for layer in cache} == {(QuantizedKVCache, 4, 32)}
+    late = ("--quantized-kv-start", 12, "--kv-group-size", 32, "--max-tokens", COUNT, "--compare")
+    assert run("--prompt", PROMPT, "--lookup", "--kv-bits", 4, *late).stderr.endswith("the text is identical\n")
 
 
 def test_a_size_that_says_nothing_to_a_model_with_caches_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,9 +195,14 @@ def test_a_size_that_says_nothing_to_a_model_with_caches_of_its_own_is_refused(m
     assert "max_kv_size is 8, but the target has caches of its own (KVCache, RotatingKVCache)" in result.stderr
 
 
-def test_a_draft_model_proposes_nothing_below_min_prob() -> None:
-    assert ", 0 drafted" not in run("--prompt", PROMPT, "--draft", DRAFT, "--min-prob", 0.2).stderr
-    assert "drafted" not in run("--prompt", PROMPT, "--max-tokens", COUNT, "--draft", DRAFT, "--min-prob", 2).stderr
+def test_a_draft_model_ends_its_block_where_it_is_less_sure_than_min_prob() -> None:
+    def drafted_a_round(min_prob: float) -> float:
+        arguments = ("--draft", DRAFT, "--temperature", 1, "--min-prob", min_prob)
+        line = run("--prompt", PROMPT, "--max-tokens", 40, *arguments).stderr
+        found = re.search(r"(\d+) drafted, (\d+) rounds", line)
+        return int(found[1]) / int(found[2]) if found else 0
+
+    assert drafted_a_round(0) > drafted_a_round(0.3) > drafted_a_round(2) == 0
 
 
 def test_a_prompt_comes_from_an_argument_a_file_or_standard_input(tmp_path: Path, plain) -> None:
@@ -275,8 +286,15 @@ def test_what_had_come_before_an_interrupt_or_a_fault_stays_with_its_figures(
         (("--max-kv-size", "4"), "max_kv_size is 4; give an integer >= 5; the first 4 rows are always kept"),
         (("--kv-bits", "9"), "bits is 9; MLX quantises with 2, 3, 4, 5, 6, 8"),
         (("--kv-bits", "4", "--kv-group-size", "48"), "group_size is 48; MLX quantises with 32, 64, 128"),
-        (("--kv-bits", "4"), "rows cannot be quantised in groups of 64"),
-        (("--kv-bits", "4", "--max-kv-size", "8"), "a RotatingKVCache cannot be quantised"),
+        (("--kv-bits", "4"), "rows of 8 numbers cannot be quantised in groups of 64"),
+        (("--kv-bits", "4", "--quantized-kv-start", "99"), "rows of 8 numbers cannot be quantised in groups of 64"),
+        (("--kv-bits", "4", "--quantized-kv-start", "-1"), "start is -1; give an integer >= 0"),
+        (("--kv-group-size", "32"), "--kv-group-size is 32, and nothing is quantised; give --kv-bits, too"),
+        (("--quantized-kv-start", "5"), "--quantized-kv-start is 5, and nothing is quantised; give --kv-bits, too"),
+        (
+            ("--kv-bits", "4", "--max-kv-size", "8"),
+            "--kv-bits and --max-kv-size are both given; a cache is quantised or bounded",
+        ),
         (("--stop", ""), "a stop string is empty"),
         (("--chat",), "this tokenizer has no chat template"),
         (("--prompt-file", "x"), "both --prompt and --prompt-file are given; give one"),

@@ -52,7 +52,7 @@ def test_log_probabilities_name_token_place_and_both_figures() -> None:
     """ggml-org/llama.cpp#27972: accepted proposals have the 0 that their record began with."""
     run = run_case(with_decoder(LeavesLogProbabilitiesEmpty), case_named(WARM))
     found = violations("log_probabilities", run)
-    assert "emitted at place 0 of the block, is reported as 0, expected -" in found[0].message
+    assert "emitted at place 0, is reported as 0, expected -" in found[0].message
     assert found[0].round is not None
 
 
@@ -64,7 +64,7 @@ def test_the_figure_of_the_token_that_prefill_draws_is_judged_too() -> None:
     wrong = replace(first, log_probabilities=(first.log_probabilities[0] - 0.5,))
     (found,) = violations("log_probabilities", replace(run, boundaries=(wrong, *rest)))
     assert found.round is None
-    assert "emitted at place 0 of the block, is reported as " in found.message
+    assert "emitted at place 0, is reported as " in found.message
     assert "(prefill, " in found.message
 
 

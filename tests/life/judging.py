@@ -143,7 +143,8 @@ class JudgedLife(Life):
     def _judge_prefill(self, history: Sequence[int]) -> None:
         self.base, self.budget = tuple(history), self.case.max_tokens
         emitted, contexts = tuple(self.state.emitted), tuple(self.contexts)
-        self.boundaries = [Boundary(emitted, None, self._observe(self.state), None, contexts or None)]
+        figures = tuple(item.log_probability for item in self.state.tokens)
+        self.boundaries = [Boundary(emitted, None, self._observe(self.state), None, contexts or None, figures)]
         self._judge(emitted, self.state.finish or "close")
 
     def _judge_still(self) -> None:

@@ -142,6 +142,8 @@ def test_no_probability_is_reported_of_a_sampler_that_shows_none():
     done = decoder.step(state)
     assert len(done.drafted) > 0
     assert done.p == done.q == done.sum_min == done.sum_prod == done.log_probabilities == ()
+    assert len(state.tokens) == 1 + len(done.emitted)
+    assert {item.log_probability for item in state.tokens} == {None}
     assert state.statistics.sum_min is None
 
 
