@@ -14,9 +14,8 @@ from pathlib import Path
 
 from hypothesis.strategies import SearchStrategy
 
-from reference.parts.grammar import GrammarTransformer
 from specproof import acceptance_rate, bad_input, exact_law, independence, output_distribution
-from specproof.architectures import architecture
+from specproof.architectures import is_grammar
 from specproof.engine import Capabilities, Case, Engine, ExactEngine, UniformEngine
 from specproof.fuzzing import law_strategies
 from specproof.fuzzing.bets import Levels, Stake, acceptance_bet, round_bet, sequence_bet
@@ -124,8 +123,8 @@ def _shows_rounds(engine: Engine) -> bool:
     """A mask that follows from the context leaves no pair of constant distributions."""
     capabilities = engine.capabilities
     shows = capabilities.rounds and capabilities.transforms and _has_draft_model(engine) and _samples(capabilities)
-    masked = issubclass(architecture(capabilities.architecture), GrammarTransformer)
-    return shows and not masked and any(rule in capabilities.rules for rule in independence.JOINT_RULES)
+    unmasked = not is_grammar(capabilities.architecture)
+    return shows and unmasked and any(rule in capabilities.rules for rule in independence.JOINT_RULES)
 
 
 def _shows_rates(engine: Engine) -> bool:

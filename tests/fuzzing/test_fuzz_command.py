@@ -34,6 +34,14 @@ def test_a_right_engine_exits_0_and_nothing_is_written(tmp_path: Path) -> None:
     assert not (tmp_path / "found").exists()
 
 
+def test_a_family_of_caches_is_fuzzed_like_any_engine(tmp_path: Path) -> None:
+    """Its architecture is one of mlx-lm's, and none of the oracle's."""
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed; pip install 'specproof[mlx-lm]'")
+    result = run("--engine", "mlx_impl-mamba2", *A_MOMENT, "--out", tmp_path / "found")
+    assert result.exit_code == 0, result.stderr
+    assert "mlx_impl-mamba2: nothing found in " in result.stdout
+
+
 def test_a_wrong_engine_exits_1_with_a_report_and_the_command_that_shows_it_again(found: Any) -> None:
     result, _, _ = found
     assert result.exit_code == 1
